@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from checks import Check
+from checks import Check, say_error
 from torch import Tensor
 from training import EVERY, default_group, trained
 
@@ -36,7 +36,7 @@ def say_distance(name: str, call: Callable[[], Tensor], wanted: Tensor) -> None:
     try:
         found = call()
     except Exception as error:  # noqa: BLE001  whatever it is, it is said
-        Check(name=name, figure=f"{type(error).__name__}: {str(error)[:200]}", bound="no error", passed=False).say()
+        say_error(name, error)
         return
     away = float((found - wanted).norm() / wanted.norm())
     Check(name=name, figure=f"{away:.1e} of the CPU's", bound=f"{_BOUND:.0e}", passed=away <= _BOUND).say()

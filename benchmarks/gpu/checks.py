@@ -1,10 +1,11 @@
 """What the parts of scripts/gpu find out: one record for each check, one JSON file and one table for all."""
 
 import json
+import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-__all__ = ["Check", "read_checks", "write_results"]
+__all__ = ["Check", "read_checks", "say_error", "write_results"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,12 @@ class Check:
     def say(self) -> None:
         """Print this check as one line of JSON, for the process that waits for it."""
         print("CHECK " + json.dumps(asdict(self)), flush=True)
+
+
+def say_error(name: str, error: Exception) -> None:
+    """Say that something failed, where it was only to end; where it failed goes to the log."""
+    traceback.print_exception(error)
+    Check(name=name, figure=f"{type(error).__name__}: {str(error)[:200]}", bound="no error", passed=False).say()
 
 
 def read_checks(output: str) -> list[Check]:

@@ -6,48 +6,65 @@ as long as its link would take, and the table says so.
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 from checks import Check
+from ranks import shared_device, started
 
 __all__ = ["run"]
 
-_RATES = {"1gbit": (1.25e8, "onebit,bytegrad"), "10gbit": (1.25e9, "onebit,bytegrad,allreduce")}
-"""Bytes a second, and algorithms: float32 of 124 M parameters would take 6 s a step at 1 Gbit/s."""
+_CASES = (
+    ("1gbit", 1.25e8, "onebit", "bytes"),
+    ("1gbit", 1.25e8, "onebit", "words"),
+    ("10gbit", 1.25e9, "onebit,bytegrad,allreduce", "words"),
+)
+"""Rate, its bytes a second, algorithms, and what the GPT reads: float32 would take 6 s a step at 1 Gbit/s.
+
+A GPT has the gradients of its tokens last. Of words they are a third of all, which no backward pass can hide.
+"""
 _LIMIT_S = 100
 _WORKER = Path(__file__).with_name("rank.py")
 
 
 def run(device: str) -> None:
-    for rate, (bytes_per_s, names) in _RATES.items():
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "out.json"
-            said = _in_namespaces(rate, [device, str(out), str(bytes_per_s), "0", names])
-            how = "emulated links" if said is None else "throttled in the process"
-            if said is not None:
-                Check(name=f"network namespaces at {rate}", figure="not used", note=said[-200:]).say()
-                out.unlink(missing_ok=True)
-                said = _throttled([device, str(out), str(bytes_per_s), "1", names])
-            if said is not None:
-                Check(name=f"four processes at {rate}", figure=said[-200:], bound="no error", passed=False).say()
-            if out.exists():
-                _say(json.loads(out.read_text()), rate, how, device)
+    with shared_device() if device == "cuda" else nullcontext({}) as environment:
+        if device == "cuda":
+            Check(name="the device is shared", figure="by MPS" if environment else "by slices of time").say()
+        for case in _CASES if device == "cuda" else _CASES[1:]:
+            _measure(device, *case, environment)
 
 
-def _say(found: dict[str, dict], rate: str, how: str, device: str) -> None:
+def _measure(device: str, rate: str, bytes_per_s: float, names: str, reads: str, environment: dict[str, str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        said = _in_namespaces(rate, [device, str(out), str(bytes_per_s), "0", names, reads], environment)
+        how = "throttled in the process" if said else "emulated links"
+        if said:
+            Check(name=f"network namespaces at {rate}", figure="not used", note=said[-200:]).say()
+            out.unlink(missing_ok=True)
+            arguments = [device, str(out), str(bytes_per_s), "1", names, reads]
+            said = started(_WORKER, arguments, 4, _LIMIT_S, environment)
+        if said:
+            Check(name=f"four processes at {rate}", figure=said[-300:], bound="no error", passed=False).say()
+        if out.exists():
+            _say(json.loads(out.read_text()), rate, how, device, reads)
+
+
+def _say(found: dict[str, dict], rate: str, how: str, device: str, reads: str) -> None:
     times = found["times"]
     compute_s = times.pop("compute")
-    Check(name=f"computing alone at {rate}", figure=f"{compute_s * 1e3:.1f} ms a step", note=how).say()
+    at = f"at {rate}" if reads == "words" else f"at {rate}, {reads}"
+    Check(name=f"computing alone {at}", figure=f"{compute_s * 1e3:.1f} ms a step", note=how).say()
     for name, step_s in times.items():
         figure = f"{step_s * 1e3:.1f} ms a step, {100 * _exposed(step_s, compute_s):.0f} % exposed"
-        Check(name=f"{name} at {rate}", figure=figure, note=how).say()
+        Check(name=f"{name} {at}", figure=figure, note=how).say()
     for which, each in found["hidden"].items():
         wanted = device == "cuda" and rate == "1gbit"
-        _say_hidden(f"onebit at {rate}, batch {each['batch']}", which, each, wanted=wanted)
+        _say_hidden(f"onebit {at}, batch {each['batch']}", which, each, wanted=wanted)
 
 
 def _exposed(step_s: float, compute_s: float) -> float:
@@ -71,38 +88,16 @@ def _say_hidden(name: str, which: str, found: dict[str, float], *, wanted: bool)
     Check(name=name, figure=figure, bound=bound, passed=held if wanted else None, note=note).say()
 
 
-def _in_namespaces(rate: str, arguments: list[str]) -> str | None:
-    """Return None, or why it did not go."""
+def _in_namespaces(rate: str, arguments: list[str], environment: dict[str, str]) -> str:
+    """Return "", or why it did not go."""
     emulate = "from pliant.cli.main import main; main()"
     command = [sys.executable, "-c", emulate, "emulate", "--hosts", "4", "--rate", rate]
     command += ["--timeout", f"{_LIMIT_S}s", "--", sys.executable, str(_WORKER), *arguments]
-    return _outcome(command, {}, _LIMIT_S + 5)
-
-
-def _throttled(arguments: list[str]) -> str | None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "4", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, str(_WORKER), *arguments]
-    others = [
-        subprocess.Popen(command, env=os.environ | world | {"RANK": str(rank)}, stderr=subprocess.DEVNULL)
-        for rank in (1, 2, 3)
-    ]
-    try:
-        return _outcome(command, world | {"RANK": "0"}, _LIMIT_S)
-    finally:
-        for process in others:
-            process.kill()
-            process.wait()
-
-
-def _outcome(command: list[str], environment: dict[str, str], limit_s: float) -> str | None:
     try:
         ended = subprocess.run(
-            command, env=os.environ | environment, capture_output=True, text=True, timeout=limit_s, check=False
+            command, env=os.environ | environment, capture_output=True, text=True, timeout=_LIMIT_S + 5, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"it did not end within {limit_s:.0f} s"
+        return f"it did not end within {_LIMIT_S + 5} s"
     said = (ended.stderr or ended.stdout).strip().splitlines()
-    return None if ended.returncode == 0 else f"exit code {ended.returncode}: {' '.join(said[-2:])}"
+    return f"exit code {ended.returncode}: {' '.join(said[-2:])}" if ended.returncode else ""

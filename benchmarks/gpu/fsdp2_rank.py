@@ -3,13 +3,14 @@
 import copy
 import json
 import sys
+import warnings
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from rank import Gpt
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
@@ -22,7 +23,10 @@ _PLANS = {
     "exact": "allreduce",
     "coded": pliant.sharded(gradients="int4"),
     "coded weights": pliant.sharded(gradients="bytegrad", weights="bytegrad"),
+    "gathered once": pliant.sharded(gradients="int4", weights="differences(int4)", regather=False),
+    "islands": pliant.sharded(gradients="bytegrad", weights="bytegrad", replicas="diloco(period=2)"),
 }
+"""Name -> plan; islands are two copies of the model, each divided between two ranks."""
 
 
 def _data(step: int) -> Tensor:
@@ -45,22 +49,41 @@ def _whole(model: nn.Module, device: str) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
-def _shards(model: nn.Module, device: str, plan) -> tuple[dict[str, Tensor], float, int]:
-    """Return this rank's shards after all steps under a plan, its last loss, and the bytes that it has sent."""
-    mesh = init_device_mesh(device, (dist.get_world_size(),))
+def _mesh(device: str, name: str) -> DeviceMesh | None:
+    """Return the mesh of a plan, or None where there are too few ranks for it."""
+    size = dist.get_world_size()
+    if name != "islands":
+        return init_device_mesh(device, (size,))
+    return init_device_mesh(device, (2, size // 2), mesh_dim_names=("replica", "shard")) if size >= 4 else None
+
+
+def _shards(model: nn.Module, device: str, plan, mesh: DeviceMesh) -> tuple[dict[str, Tensor], float, int, int]:
+    """Return this rank's shards after all steps under a plan, its last loss, the bytes that it has sent, and how often
+    the host has waited for the device in the second half of the steps.
+    """
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     transport = "host" if device == "cuda" else "auto"  # NCCL refuses a second rank of a device
-    with pliant.relax(model, optimizer, plan, timeout_s=40, transport=transport) as run:
-        for step in range(_STEPS):
+    data = [_data(step)[dist.get_rank()].to(device) for step in range(_STEPS)]
+    with (
+        pliant.relax(model, optimizer, plan, timeout_s=40, transport=transport) as run,
+        warnings.catch_warnings(record=True) as said,
+    ):
+        warnings.simplefilter("always")
+        for step, x in enumerate(data):
+            if device == "cuda" and step == _STEPS // 2:
+                torch.cuda.set_sync_debug_mode("warn")
             optimizer.zero_grad()
-            loss = _loss(model, _data(step)[dist.get_rank()].to(device))
+            loss = _loss(model, x)
             loss.backward()
             optimizer.step()
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
         sent = run.stats()["sent_bytes"]
-    return {name: p.detach().to_local() for name, p in model.named_parameters()}, loss.item(), int(sent)
+    waits = sum("called a synchronizing" in str(warning.message) for warning in said)
+    return {name: p.detach().to_local() for name, p in model.named_parameters()}, loss.item(), int(sent), waits
 
 
 def _apart(shards: dict[str, Tensor], whole: dict[str, Tensor]) -> float:
@@ -84,10 +107,15 @@ def main() -> None:
     whole = _whole(copy.deepcopy(first).to(device), device)
     found: dict[str, float] = {}
     for name, plan in _PLANS.items():
-        shards, loss, sent = _shards(copy.deepcopy(first).to(device), device, plan)
-        figures = torch.tensor([_apart(shards, whole), loss], dtype=torch.float64)
+        if (mesh := _mesh(device, name)) is None:
+            continue
+        shards, loss, sent, waits = _shards(copy.deepcopy(first).to(device), device, plan, mesh)
+        away = _apart(shards, whole) if name == "exact" else 0.0
+        figures = torch.tensor([away, loss, waits], dtype=torch.float64)
         dist.all_reduce(figures, dist.ReduceOp.MAX)
-        found |= {name: float(figures[0]), f"{name}, loss": float(figures[1]), f"{name}, bytes": sent}
+        found |= {f"{name}, loss": float(figures[1]), f"{name}, bytes": sent, f"{name}, waits": float(figures[2])}
+        if name == "exact":
+            found[name] = float(figures[0])
         if dist.get_rank() == 0:
             out.write_text(json.dumps(found))  # should a later plan fail, this is not lost
     dist.barrier()

@@ -1,5 +1,10 @@
 """The kernels on the device: equal to the C kernels to the bit, and as fast as the memory."""
 
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+
 import torch
 from checks import Check
 from timing import copy_gb_s, median_s, numel_of
@@ -27,11 +32,8 @@ def run(device: str) -> None:
     kernels = kernels_for(torch.empty(1, device=device)) if device == "cuda" else reference
     Check(name="kernels", figure=kernels.__name__.rsplit(".", 1)[-1], bound="triton on cuda").say()
     fused = hasattr(kernels, "minmax8_mean")
-    for row in ROWS + ODD_ROWS:
-        _say(
-            f"{row.label} equals C",
-            [d for n in (1, 2049, 20_000) for d in _small(row, kernels, n, device, fused=fused)],
-        )
+    for row, found in zip(ROWS + ODD_ROWS, _small_of_all(device), strict=True):
+        _say(f"{row.label} equals C", found)
     _selection(kernels, device)
     _factors(kernels, device)
     numel = numel_of(device)
@@ -44,6 +46,20 @@ def run(device: str) -> None:
 def _say(name: str, differs: list[str]) -> None:
     figure = "equal" if not differs else "not equal: " + ", ".join(sorted(set(differs)))
     Check(name=name, figure=figure, bound="to the bit", passed=not differs).say()
+
+
+def _small_of_all(device: str) -> list[list[str]]:
+    """Return what differs for each row, in small vectors; on a GPU in several processes, since compiling takes long."""
+    if device != "cuda":
+        return [_small_of(row, device) for row in ROWS + ODD_ROWS]
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)) // 2, multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(_small_of, ROWS + ODD_ROWS, repeat(device)))
+
+
+def _small_of(row: Row, device: str) -> list[str]:
+    kernels = kernels_for(torch.empty(1, device=device)) if device == "cuda" else reference
+    fused = hasattr(kernels, "minmax8_mean")
+    return [d for n in (1, 2049, 20_000) for d in _small(row, kernels, n, device, fused=fused)]
 
 
 def _small(row: Row, kernels, numel: int, device: str, *, fused: bool) -> list[str]:

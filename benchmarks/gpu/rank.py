@@ -1,8 +1,9 @@
 """One of the four processes: a GPT, and the median step under no exchange and under some algorithms.
 
 Arguments: device, file for what rank 0 has found, bytes a second of the links, whether messages are held up for as long
-as that takes (0 or 1), and the algorithms, with commas. Under the first of them the step is measured twice more: with
-the smallest batch whose backward pass takes 1.3 times as long as the wire does for its bytes, and with half of that.
+as that takes (0 or 1), the algorithms, with commas, and what the GPT reads, words or bytes. Under an algorithm that is
+alone the step is measured twice more: with the smallest batch whose backward pass takes 1.3 times as long as the wire
+does for its bytes, and with half of that.
 """
 
 import json
@@ -17,15 +18,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import pliant
 from pliant.comm.process_group import ProcessGroupComm
 
+_SIZES = {"words": (50257, 768, 12, 12, 512), "bytes": (256, 768, 17, 12, 512), "few": (256, 64, 2, 2, 32)}
+"""Tokens, width, depth, heads and length: 124 M parameters, of which a third are tokens, and 121 M."""
 _WARM_UP, _STEPS = 3, 6
 _LONGER = 1.3
 """Times that a backward pass takes as long as the wire, at least."""
 _MOST_MEMORY = 0.2
 """Part of the device's memory that one of the four may need."""
+_SEQUENCES = 4
+"""Sequences whose logits there are at once."""
 
 
 class _Block(nn.Module):
@@ -45,7 +51,7 @@ class _Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """A GPT: 124 M parameters with 50,257 tokens, width 768 and depth 12."""
+    """A GPT whose logits share the weights of its tokens."""
 
     def __init__(self, tokens: int, width: int, depth: int, heads: int, length: int) -> None:
         super().__init__()
@@ -54,8 +60,28 @@ class Gpt(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.tokens(x) + self.places.weight[: x.shape[1]]
-        return self.norm(self.blocks(h)) @ self.tokens.weight.t()
+        return self.logits(self.hidden(x))
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return self.norm(self.blocks(self.tokens(x) + self.places.weight[: x.shape[1]]))
+
+    def logits(self, h: Tensor) -> Tensor:
+        return h @ self.tokens.weight.t()
+
+
+class _Loss(nn.Module):
+    """The loss of a GPT, a few sequences after the other: logits, 100 MB a sequence, are computed again in backward."""
+
+    def __init__(self, gpt: Gpt) -> None:
+        super().__init__()
+        self.gpt = gpt
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = zip(self.gpt.hidden(x[:, :-1]).split(_SEQUENCES), x[:, 1:].split(_SEQUENCES), strict=True)
+        return torch.stack([checkpoint(self._sum, h, y, use_reentrant=False) for h, y in parts]).sum() / x.numel()
+
+    def _sum(self, h: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(self.gpt.logits(h).flatten(0, 1).float(), y.flatten(), reduction="sum")
 
 
 class _Late:
@@ -93,8 +119,7 @@ def _step_s(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> fl
     for _ in range(_WARM_UP + _STEPS):
         start_s = time.perf_counter()
         optimizer.zero_grad()
-        logits = model(x[:, :-1])
-        cross_entropy(logits.flatten(0, 1).float(), x[:, 1:].flatten()).backward()
+        model(x).backward()
         optimizer.step()
         if x.is_cuda:
             torch.cuda.synchronize()
@@ -106,8 +131,7 @@ def _backward_s(module: nn.Module, x: Tensor) -> float:
     """Return the median seconds of a backward pass with no exchange."""
     times = []
     for _ in range(_WARM_UP + _STEPS):
-        logits = module(x[:, :-1])
-        loss = cross_entropy(logits.flatten(0, 1).float(), x[:, 1:].flatten())
+        loss = module(x)
         if x.is_cuda:
             torch.cuda.synchronize()
         start_s = time.perf_counter()
@@ -130,13 +154,13 @@ class Arms:
 
     Args:
         device: Device of all ranks.
+        sizes: Tokens, width, depth, heads and length of the GPT.
 
     """
 
-    def __init__(self, device: str) -> None:
-        self.device, self._large = device, device == "cuda"
-        self._sizes = (50257, 768, 12, 12, 512) if self._large else (256, 64, 2, 2, 32)
-        self._module = Gpt(*self._sizes).to(device)
+    def __init__(self, device: str, sizes: tuple[int, int, int, int, int]) -> None:
+        self.device, self._large, self._sizes = device, device == "cuda", sizes
+        self._module = _Loss(Gpt(*self._sizes)).to(device)
         self._optimizer = torch.optim.SGD(self._module.parameters(), lr=1e-4)
         self.first = 8 if self._large else 2
         """Sequences that a rank takes, unless said."""
@@ -164,6 +188,8 @@ class Arms:
         return int(self.first * _MOST_MEMORY * whole / peak)
 
     def _data(self, batch: int) -> Tensor:
+        if self._large:
+            torch.cuda.empty_cache()  # blocks of another batch's size are of no use
         return torch.randint(self._sizes[0], (batch, self._sizes[-1] + 1), device=self.device)
 
 
@@ -182,21 +208,21 @@ def hidden_steps(arms: Arms, name: str, wire_s: float) -> dict[str, dict[str, fl
 
 def main() -> None:
     device, out, bytes_per_s, is_held_up = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4] == "1"
-    names = sys.argv[5].split(",")
+    names, sizes = sys.argv[5].split(","), _SIZES[sys.argv[6] if device == "cuda" else "few"]
     if device != "cuda":
         torch.set_num_threads(1)
     dist.init_process_group("gloo")
     if is_held_up:
         throttle(bytes_per_s)
     torch.manual_seed(0)
-    arms = Arms(device)
+    arms = Arms(device, sizes)
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
         times = {"compute": arms.compute_s(arms.first)}
         measured = {name: arms.relaxed(name, arms.first) for name in names}
         times |= {name: step_s for name, (step_s, _) in measured.items()}
         if dist.get_rank() == 0:
             out.write_text(json.dumps({"times": times, "hidden": {}}))  # should the rest fail, this is not lost
-        hidden = hidden_steps(arms, names[0], measured[names[0]][1] / bytes_per_s)
+        hidden = hidden_steps(arms, names[0], measured[names[0]][1] / bytes_per_s) if len(names) == 1 else {}
     if dist.get_rank() == 0:
         out.write_text(json.dumps({"times": times, "hidden": hidden}))
     dist.barrier()

@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 from checks import read_checks, write_results
 
@@ -38,16 +39,20 @@ PARTS = {
     "fsdp2": Part(module="fsdp2", limit_s=120),
     "low rank": Part(module="low_rank", limit_s=45),
     "two ranks": Part(module="two_ranks", limit_s=90),
+    "whole runs": Part(module="whole_runs", limit_s=90),
     "streams": Part(module="streams", limit_s=60, environment={"TORCH_CUDA_SANITIZER": "1"}),
-    "memory": Part(module="memory", limit_s=30),
+    "memory": Part(module="memory", limit_s=60),
 }
 """All parts, the most important first. Their limits come to more than the deadline: they are for parts that hang."""
 _LEAST_S = 5.0
 """A part that has less than this is not begun."""
 
 
-def _run_part(part: Part, device: str, left_s: float) -> dict:
-    """Run a part for no longer than what is left to all; return its seconds, how it ended, and its checks."""
+def _run_part(part: Part, device: str, left_s: float, log: TextIO) -> dict:
+    """Run a part for no longer than what is left to all; return its seconds, how it ended, and its checks.
+
+    What it complains of goes to the log.
+    """
     if left_s < _LEAST_S:
         return {"seconds": 0.0, "ended": "not begun: no time was left", "error": "", "checks": [], "fits": False}
     limit_s, fits = min(part.limit_s, left_s), True
@@ -72,6 +77,7 @@ def _run_part(part: Part, device: str, left_s: float) -> dict:
     except SystemExit:  # somebody ends this process, and must not leave the part behind
         os.killpg(process.pid, signal.SIGKILL)
         raise
+    print(f"===== {part.module}", complaint, sep="\n", file=log, flush=True)
     last = complaint.strip().splitlines()[-1:] if process.returncode else []
     checks = [asdict(check) for check in read_checks(said)]
     seconds = time.monotonic() - start_s
@@ -99,10 +105,12 @@ def main() -> None:
     folder = Path(os.environ.get("OUT") or "results/gpu")
     end_s = time.monotonic() + 60 * given.minutes - given.spent_s
     results: dict[str, dict] = {}
-    for name in given.parts.split(","):
-        results[name] = _run_part(PARTS[name], given.device, end_s - time.monotonic())
-        print(f"{name}: {results[name]['ended']} {results[name]['error']}", flush=True)
-        write_results(folder, given.device, results, given.minutes)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "gpu.log").open("w") as log:
+        for name in given.parts.split(","):
+            results[name] = _run_part(PARTS[name], given.device, end_s - time.monotonic(), log)
+            print(f"{name}: {results[name]['ended']} {results[name]['error']}", flush=True)
+            write_results(folder, given.device, results, given.minutes)
     print((folder / "gpu.md").read_text())
     sys.exit(0 if _all_held(results) else 1)
 

@@ -8,6 +8,9 @@ import torch
 
 __all__ = ["copy_gb_s", "median_s", "numel_of"]
 
+_QUEUED_CYCLES = 20_000_000
+"""Some 10 ms of the device."""
+
 
 def numel_of(device: str) -> int:
     """Return the elements of the vectors that are timed: 64 MiB of float32, or few on the CPU."""
@@ -25,6 +28,9 @@ def median_s(call: Callable[[], object], device: str, times: int = 20) -> float:
             call()
             found.append(time.perf_counter() - start_s)
         return statistics.median(found)
+    torch.cuda._sleep(
+        _QUEUED_CYCLES
+    )  # so that all calls are queued before the first begins, and none waits for the host
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(times)]
     for before, after in marks:
         before.record()

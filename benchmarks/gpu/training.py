@@ -71,10 +71,10 @@ def _train(
     watch: Callable[[int], None],
 ) -> None:
     generator = torch.Generator().manual_seed(rank)
+    data = [[torch.randn(shape, generator=generator).to(device) for shape in Weighted.SHAPES] for _ in steps]
     for step in steps:
-        data = [torch.randn(shape, generator=generator).to(device) for shape in Weighted.SHAPES]
         watch(step)
         optimizer.zero_grad()
-        model(*data).backward()
+        model(*data[step]).backward()
         optimizer.step()
     watch(len(steps))

@@ -1,7 +1,7 @@
 """Every algorithm with two ranks, as threads over Gloo, whose tensors lie on the device, beside the same on the CPU."""
 
 import torch
-from checks import Check
+from checks import Check, say_error
 from training import EVERY, trained
 
 import pliant
@@ -20,10 +20,12 @@ def run(device: str) -> None:
             say_distance(name, lambda n=name: _weights(n, device), _weights(name, "cpu"))
             continue
         try:
-            figure, passed = "ended", bool(_weights(name, device).isfinite().all())
+            held = bool(_weights(name, device).isfinite().all())
         except Exception as error:  # noqa: BLE001  whatever it is, it is said
-            figure, passed = f"{type(error).__name__}: {str(error)[:200]}", False
-        Check(name=name, figure=figure, bound="no error", passed=passed, note="no two runs are alike").say()
+            say_error(name, error)
+            continue
+        figure = "ended" if held else "weights are not finite"
+        Check(name=name, figure=figure, bound="no error", passed=held, note="no two runs are alike").say()
 
 
 def _weights(name: str, device: str) -> torch.Tensor:

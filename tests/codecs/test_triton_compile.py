@@ -21,11 +21,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from pliant.codecs.kernels import triton as package
-from pliant.codecs.kernels.triton import blocks, flags, lowrank, select, sign
+from pliant.codecs.kernels.triton import blocks, flags, lowrank, select
 from pliant.codecs.kernels.triton.floats import CASTS, FP8, NATURAL
 from pliant.codecs.kernels.triton.launch import Tiles
 from pliant.codecs.kernels.triton.levels import LEVELS
 from pliant.codecs.kernels.triton.minmax8 import MINMAX8
+from pliant.codecs.kernels.triton.sign import SIGN
 
 POINTERS = dict.fromkeys(
     ["x", "residual", "owed", "header", "headers", "scales", "acc", "values", "base", "p", "q"], "*fp32"
@@ -50,7 +51,7 @@ class Compiled:
 
 
 def _of_blocks() -> list[Compiled]:
-    formats = {"minmax8": (MINMAX8, 2048), "natural": (NATURAL, 2048), "fp8": (FP8, 1024)}
+    formats = {"minmax8": (MINMAX8, 2048), "natural": (NATURAL, 2048), "fp8": (FP8, 1024), "sign": (SIGN, 1024)}
     formats |= {f"levels {key}": (format_, 64 if key[0] == 4 else 512) for key, format_ in LEVELS.items()}
     formats |= {str(dtype): (format_, 1024) for dtype, format_ in CASTS.items()}
     found = []
@@ -73,17 +74,6 @@ def _of_blocks() -> list[Compiled]:
             )
         ]
     return found
-
-
-def _of_sign() -> list[Compiled]:
-    (_, there), (_, back) = sign._encoder(1024), sign._decoder(1024)
-    num_warps = there.pop("num_warps"), back.pop("num_warps")
-    alone = {"scales": None, "codes": None, "PAYLOADS": 0} | there
-    return [
-        Compiled("sign: encode", sign.encode_kernel, alone, num_warps[0]),
-        Compiled("sign: mean", sign.encode_kernel, {"PAYLOADS": 3} | there, num_warps[0]),
-        Compiled("sign: decode", sign.decode_kernel, {"ADD": True} | back, num_warps[1]),
-    ]
 
 
 def _of_selection() -> list[Compiled]:
@@ -117,7 +107,7 @@ def _of_others() -> list[Compiled]:
     ]
 
 
-TABLE = _of_blocks() + _of_sign() + _of_selection() + _of_others()
+TABLE = _of_blocks() + _of_selection() + _of_others()
 
 
 def compiled(row: Compiled, arch: int):

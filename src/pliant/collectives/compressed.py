@@ -5,7 +5,15 @@ from torch import Tensor
 
 from pliant.accelerator import is_accelerator
 from pliant.codecs import Codec, FusedOwner, all_finite, encode_feedback, finite_flag
-from pliant.collectives.halves import FromOwners, OwnerGather, OwnerReduction, ToOwners, cut_evenly, pieces_of
+from pliant.collectives.halves import (
+    FromOwners,
+    OwnerGather,
+    OwnerReduction,
+    ToOwners,
+    cut_evenly,
+    piece_bytes,
+    pieces_of,
+)
 from pliant.collectives.rounds import RoundsComm
 from pliant.collectives.symmetric import GatherFromOwners, SwapToOwners
 from pliant.comm.base import Comm, Work
@@ -40,7 +48,7 @@ class CompressedAverage:
         codec: Any codec; biased ones should be used with a residual.
         numel: Elements of each vector.
         comm: Ranks to average over.
-        chunk_bytes: Uncompressed bytes of a piece.
+        chunk_bytes: Uncompressed bytes of a piece; on an accelerator see `piece_bytes`.
         owner_feedback: Whether owners keep the error of the mean as well.
         device: Device of the buffers.
         may_forward: Whether payloads may come to their owners by way of other ranks: fewer messages, more bytes.
@@ -61,7 +69,7 @@ class CompressedAverage:
         self._codec, self._comm = codec, comm
         self._owner_feedback = owner_feedback
         ranges = cut_evenly(numel, comm.size, codec.granularity)
-        parts = [pieces_of(part, chunk_bytes, codec.granularity) for part in ranges]
+        parts = [pieces_of(part, piece_bytes(chunk_bytes, device), codec.granularity) for part in ranges]
         self._mine = parts[comm.rank]
         to, back = comm, comm
         largest = max(part.numel for part in ranges)

@@ -11,11 +11,22 @@ from itertools import chain, pairwise
 import torch
 from torch import Tensor
 
+from pliant.accelerator import is_accelerator
 from pliant.codecs import Codec, encode_feedback
 from pliant.collectives.pairwise import rotated_peers
 from pliant.comm.base import Comm, Work
 
-__all__ = ["CodedPiece", "FromOwners", "OwnerGather", "OwnerReduction", "Parts", "ToOwners", "cut_evenly", "pieces_of"]
+__all__ = [
+    "CodedPiece",
+    "FromOwners",
+    "OwnerGather",
+    "OwnerReduction",
+    "Parts",
+    "ToOwners",
+    "cut_evenly",
+    "piece_bytes",
+    "pieces_of",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +49,8 @@ class CodedPiece:
 _ALIGNED = 4
 """Blocks whose headers fill 16 bytes, or a multiple of them."""
 _ROW_BYTES = 16
+_DEVICE_PIECE_BYTES = 8 << 20
+"""Least bytes of a piece on an accelerator."""
 
 Parts = Sequence[Sequence[CodedPiece]]
 """Pieces of each rank's part of a vector, in the order of ranks; parts need not be equal, and may be empty."""
@@ -199,6 +212,15 @@ def cut_evenly(numel: int, count: int, granularity: int) -> list[CodedPiece]:
     units = -(-numel // granularity)
     cuts = [min(numel, j * units // count * granularity) for j in range(count)] + [numel]
     return [CodedPiece(start=a, stop=b) for a, b in pairwise(cuts)]
+
+
+def piece_bytes(chunk_bytes: int, device: torch.device) -> int:
+    """Return the most bytes of a piece before coding, given those that are asked for.
+
+    On an accelerator they are 8 MiB at least: it codes so many in some 10 us, and launches and copies of smaller pieces
+    take the host longer than there is to overlap.
+    """
+    return max(chunk_bytes, _DEVICE_PIECE_BYTES) if is_accelerator(device) else chunk_bytes
 
 
 def pieces_of(part: CodedPiece, chunk_bytes: int, granularity: int) -> list[CodedPiece]:

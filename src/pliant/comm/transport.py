@@ -9,12 +9,12 @@ from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImpor
 from pliant.accelerator import is_accelerator
 from pliant.comm.base import Comm
 from pliant.comm.by_device import ByDeviceComm
-from pliant.comm.private_comm import comm_beside, new_comm
+from pliant.comm.private_comm import comm_beside, new_comm, self_comm
 from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.staged import StagedComm
 from pliant.comm.torch_private import backend_of
 
-__all__ = ["Transport", "by_host", "comm_by_host", "comm_for", "require_transport"]
+__all__ = ["Transport", "by_host", "comm_alone", "comm_by_host", "comm_for", "require_transport"]
 
 Transport = Literal["auto", "host", "device"]
 """Way of an accelerator's tensors: through host memory over Gloo, by the device's own backend, or whichever fits."""
@@ -75,6 +75,11 @@ def comm_by_host(group: ProcessGroup, timeout_s: float, device: torch.device) ->
     """Return a comm over a new group that carries tensors of a device by way of host memory. Collective."""
     backend = "gloo" if is_accelerator(device) else None
     return by_host(new_comm(group, timeout_s, backend=backend), device)
+
+
+def comm_alone(device: torch.device) -> Comm:
+    """Return a comm of one rank, which sends nothing, for tensors of a device."""
+    return by_host(self_comm(), device)
 
 
 def by_host(comm: Comm, device: torch.device) -> Comm:

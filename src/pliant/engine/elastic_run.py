@@ -10,10 +10,9 @@ from torch import Tensor
 
 from pliant.comm.base import CommError
 from pliant.comm.elastic import ElasticGroup, NotSignedError
-from pliant.comm.private_comm import self_comm
 from pliant.comm.recorded import RecordedComm
 from pliant.comm.records import Epoch
-from pliant.comm.transport import by_host
+from pliant.comm.transport import by_host, comm_alone
 from pliant.engine.epoch_sync import average_members, send_first_state
 from pliant.engine.gradient_exchange import NonFinite
 from pliant.engine.plan_resolution import PlanLike
@@ -45,7 +44,7 @@ class ElasticRun(Run):
         self._party = party
         self._sound = False
         device = next(iter(held.parameters.values())).device
-        comm = RecordedComm(by_host(self_comm(), device))  # a rank is alone until it has met the others
+        comm = RecordedComm(comm_alone(device))  # a rank is alone until it has met the others
         super().__init__(held, plan, comm=comm, hosts=None, agreement_every=0, nonfinite=nonfinite)
         self.tracer.shutdown.add(party)
         try:

@@ -93,7 +93,7 @@ class CodedShards:
     """
 
     def __init__(self, codec: Codec, shards: PackedShards, comm: Comm, device: torch.device) -> None:
-        self._pieces = shards.pieces(codec.granularity)
+        self._pieces = shards.pieces(codec.granularity, device)
         self._half = FromOwners(codec, self._pieces, comm, device)
 
     def swap(self, vector: Tensor, seed: int) -> None:

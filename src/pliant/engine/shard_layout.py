@@ -5,7 +5,7 @@ from collections.abc import Container, Sequence
 import torch
 from torch import Tensor
 
-from pliant.collectives.halves import CodedPiece, pieces_of
+from pliant.collectives.halves import CodedPiece, piece_bytes, pieces_of
 from pliant.collectives.scratch import Scratch
 from pliant.comm.fsdp_private import ParamGroup
 from pliant.layouts.shards import CHUNK_BYTES, Column, packed_runs
@@ -64,9 +64,10 @@ class PackedShards:
         """Elements of the vector."""
         return sum(self.numels)
 
-    def pieces(self, granularity: int) -> list[list[CodedPiece]]:
-        """Return each rank's part of the vector, cut so that coding and the wire overlap."""
-        return [pieces_of(CodedPiece(start=p.start, stop=p.stop), CHUNK_BYTES, granularity) for p in self.parts]
+    def pieces(self, granularity: int, device: torch.device) -> list[list[CodedPiece]]:
+        """Return each rank's part of the vector, cut so that coding on a device and the wire overlap."""
+        most = piece_bytes(CHUNK_BYTES, device)
+        return [pieces_of(CodedPiece(start=p.start, stop=p.stop), most, granularity) for p in self.parts]
 
     def room(self, rows: Tensor, dtype: torch.dtype, scratch: Scratch) -> Tensor:
         """Return a vector for `unpack`, not filled; it is the rows, (size, row_numel), where nothing is left out."""

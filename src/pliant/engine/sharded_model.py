@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from pliant.comm.base import Comm, CommError
 from pliant.comm.fsdp_private import ParamGroup, is_sharded, param_groups, settle_sharding
-from pliant.comm.private_comm import self_comm
 from pliant.comm.torch_errors import Report
+from pliant.comm.transport import comm_alone
 from pliant.engine.shard_optimizer import ShardOptimizer
 
 __all__ = ["ShardedModel", "sharded_model"]
@@ -131,8 +131,9 @@ class ShardedModel:
             report: Names the lost rank when torch's own communication fails.
 
         """
-        self.shard_comm = _among(self.groups[0].shard_group, comm, whole)
-        self.replica_comm = _among(self.groups[0].replica_group, comm, whole)
+        device = next(iter(self.shards.values())).device
+        self.shard_comm = _among(self.groups[0].shard_group, comm, whole) or comm_alone(device)
+        self.replica_comm = _among(self.groups[0].replica_group, comm, whole) or comm_alone(device)
         ranks = _ranks(self.groups[0].replica_group) or (dist.get_rank(),)
         self._replicas = [dist.get_group_rank(whole, rank) for rank in ranks]
         if self.has_replicas:
@@ -180,10 +181,11 @@ def sharded_model(module: nn.Module, names: Callable[[], Mapping[str, Tensor]]) 
     return ShardedModel(module, names())
 
 
-def _among(group: ProcessGroup | None, comm: Comm, whole: ProcessGroup) -> Comm:
+def _among(group: ProcessGroup | None, comm: Comm, whole: ProcessGroup) -> Comm | None:
+    """Return a comm of the ranks of a group; None where this rank is alone. Collective over `comm`."""
     if group is None or group.size() == 1:
-        return comm.split([]) or self_comm()
-    return comm.split([[dist.get_group_rank(whole, rank) for rank in _ranks(group)]]) or self_comm()
+        return comm.split([])
+    return comm.split([[dist.get_group_rank(whole, rank) for rank in _ranks(group)]])
 
 
 def _refuse_meshes(groups: Sequence[ParamGroup]) -> None:

@@ -17,8 +17,7 @@ from torch.optim import Optimizer
 from pliant.buckets import as_real
 from pliant.codecs import Codec
 from pliant.comm import Comm, broadcast_text
-from pliant.comm.private_comm import self_comm
-from pliant.comm.transport import comm_by_host
+from pliant.comm.transport import comm_alone, comm_by_host
 from pliant.engine.nodes import layer_classes
 from pliant.engine.rank_checks import require_same_names
 from pliant.engine.relaxed_model import innermost, list_tensors, module_of, strip_wrappers
@@ -161,7 +160,9 @@ class Observation:
         group = self._group
         if group is None and dist.is_available() and dist.is_initialized():
             group = cast(ProcessGroup, dist.group.WORLD)
-        return self_comm() if group is None else comm_by_host(group, self._timeout_s, self._device)
+        if group is None:
+            return comm_alone(self._device)
+        return comm_by_host(group, self._timeout_s, self._device)
 
     def _share(self, comm: Comm, name: str) -> Workload:
         names = list(self._parameters)

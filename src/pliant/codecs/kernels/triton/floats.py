@@ -117,7 +117,7 @@ def _quantize_natural(v, inside, i, seed, BITS: tl.constexpr):
 
 @triton.jit
 def _dequantize_natural(codes, low, step, offset, BITS: tl.constexpr):
-    header, places = bits_of(step), codes & 127
+    header, places = bits_of(tl.broadcast_to(step, codes.shape)), codes & 127
     power = tl.where(places == 0, 0, ((header >> 23) + 1 - places) << 23)
     return as_float(tl.where(header >= INFINITE_BITS, header, power | codes >> 7 << 31))
 

@@ -1,0 +1,65 @@
+"""Processes of a world on this machine: started together, ended together, and what they complain of kept."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["shared_device", "started"]
+
+
+def started(
+    script: Path, arguments: Sequence[str], num_ranks: int, limit_s: float, environment: Mapping[str, str]
+) -> str:
+    """Run a script as each rank of a world over the loopback interface; return why it has not ended well, or ""."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": "0"}
+    world |= {"GLOO_SOCKET_IFNAME": "lo", **environment}
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [Path(folder) / f"{rank}.log" for rank in range(num_ranks)]
+        ranks = []
+        for rank, log in enumerate(logs):
+            with log.open("w") as stderr:
+                command = [sys.executable, str(script), *arguments]
+                ranks.append(subprocess.Popen(command, env=os.environ | world | {"RANK": str(rank)}, stderr=stderr))
+        try:
+            ranks[0].wait(limit_s)
+            for rank in ranks[1:]:
+                rank.wait(5)
+        except subprocess.TimeoutExpired:
+            return f"it did not end within {limit_s:.0f} s"
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+            said = [log.read_text() for log in logs]
+            print(*said, sep="\n", file=sys.stderr)
+    failed = [rank for rank in range(num_ranks) if ranks[rank].returncode]
+    return "; ".join(f"rank {rank}: {' '.join(said[rank].strip().splitlines()[-1:])}" for rank in failed)
+
+
+@contextmanager
+def shared_device() -> Iterator[dict[str, str]]:
+    """Let the processes of a world compute on one GPU at the same time, by NVIDIA's MPS; yield their environment.
+
+    Without it, the GPU gives each process a slice of time after the other, and whoever waits for a copy of some
+    microseconds waits for the slices of all others. Where there is no MPS, the environment is empty.
+    """
+    program = shutil.which("nvidia-cuda-mps-control", path=os.environ["PATH"] + ":/usr/local/nvidia/bin")
+    with tempfile.TemporaryDirectory() as folder:
+        places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        environment = os.environ | places
+        if program is None or subprocess.run([program, "-d"], env=environment, check=False).returncode:
+            yield {}
+            return
+        try:
+            yield places
+        finally:
+            subprocess.run([program], input="quit\n", text=True, env=environment, check=False, timeout=30)
