@@ -1,6 +1,7 @@
 """What the parts of scripts/gpu find out: one record for each check, one JSON file and one table for all."""
 
 import json
+import os
 import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,8 +20,9 @@ class Check:
     note: str = ""
 
     def say(self) -> None:
-        """Print this check as one line of JSON, for the process that waits for it."""
-        print("CHECK " + json.dumps(asdict(self)), flush=True)
+        """Print this check as one line of JSON, for the process that waits for it; of several ranks, rank 0 does."""
+        if os.environ.get("RANK", "0") == "0":
+            print("CHECK " + json.dumps(asdict(self)), flush=True)
 
 
 def say_error(name: str, error: Exception) -> None:

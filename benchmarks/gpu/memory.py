@@ -6,13 +6,15 @@ On the CPU, where torch does not count, only the second is said.
 import gc
 
 import torch
+import torch.distributed as dist
 from checks import Check
+from pair import run_pair
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pliant
 
-__all__ = ["run"]
+__all__ = ["of_pair", "run"]
 
 _NAMES = "allreduce", "bytegrad", "onebit", "topk", "powersgd", "streaming_diloco"
 _PAYLOADS = 4.0
@@ -20,10 +22,14 @@ _PAYLOADS = 4.0
 
 
 def run(device: str) -> None:
+    run_pair("memory", device, 60)
+
+
+def of_pair(device: str) -> None:
     width = 2048 if device == "cuda" else 256
     for name in _NAMES:
-        plain, _ = pliant.run_world(2, lambda place: _peak(place, device, width, None), timeout_s=60)[0]
-        peak, kept = pliant.run_world(2, lambda place, n=name: _peak(place, device, width, n), timeout_s=60)[0]
+        plain, _ = _peak(device, width, None)
+        peak, kept = _peak(device, width, name)
         if device != "cuda":
             Check(name=name, figure=f"keeps {kept:.2f} bytes a parameter").say()
             continue
@@ -32,18 +38,16 @@ def run(device: str) -> None:
         Check(name=name, figure=figure, bound=f"{kept + _PAYLOADS:.2f}", passed=held, note=f"keeps {kept:.2f}").say()
 
 
-def _peak(place, device: str, width: int, name: str | None) -> tuple[float, float]:
-    """Return the peak of a few steps, and what the algorithm keeps: bytes for each parameter of a rank.
-
-    Both ranks are threads of one process, so that the device counts them together.
-    """
+def _peak(device: str, width: int, name: str | None) -> tuple[float, float]:
+    """Return the peak of a few steps, and what the algorithm keeps: bytes for each parameter of this rank."""
+    dist.barrier()
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(width, width) for _ in range(4))).to(device)
     numel = sum(p.numel() for p in model.parameters())
-    ddp = DistributedDataParallel(model, process_group=place.process_group)
+    ddp = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     kept, x = 0.0, torch.randn(8, width, device=device)
-    if place.rank == 0 and device == "cuda":
+    if device == "cuda":
         gc.collect()
         torch.cuda.reset_peak_memory_stats()
     if name is None:
@@ -52,10 +56,7 @@ def _peak(place, device: str, width: int, name: str | None) -> tuple[float, floa
         with pliant.relax(ddp, optimizer, name, timeout_s=40) as run_:
             _train(run_.model, optimizer, x)
             kept = sum(t.nbytes for slots in run_._gradients.store.tensors.values() for t in slots.values()) / numel
-    place.comm.barrier()
-    peak = torch.cuda.max_memory_allocated() / (2 * numel) if device == "cuda" else 0.0
-    place.comm.barrier()
-    return peak, kept
+    return torch.cuda.max_memory_allocated() / numel if device == "cuda" else 0.0, kept
 
 
 def _train(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:

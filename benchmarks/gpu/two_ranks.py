@@ -1,21 +1,28 @@
-"""Every algorithm with two ranks, as threads over Gloo, whose tensors lie on the device, beside the same on the CPU."""
+"""Every algorithm with two ranks over Gloo, whose tensors lie on the device, beside the same on the CPU."""
 
 import torch
+import torch.distributed as dist
 from checks import Check, say_error
+from pair import run_pair
 from training import EVERY, trained
 
-import pliant
 from algorithms import say_distance
 
-__all__ = ["run"]
+__all__ = ["of_pair", "run"]
 
 _STEPS = 4
+_LIMIT_S = 110
 _UNORDERED = {"gossip-free", "async_average", "stale-free"}
 """Those whose ranks wait for nobody: no two runs are alike, and each is only held to its end."""
 
 
 def run(device: str) -> None:
+    run_pair("two_ranks", device, _LIMIT_S)
+
+
+def of_pair(device: str) -> None:
     for name in EVERY:
+        dist.barrier()
         if name not in _UNORDERED:
             say_distance(name, lambda n=name: _weights(n, device), _weights(name, "cpu"))
             continue
@@ -29,5 +36,4 @@ def run(device: str) -> None:
 
 
 def _weights(name: str, device: str) -> torch.Tensor:
-    """Return the last weights of rank 0."""
-    return pliant.run_world(2, lambda c: trained(name, device, c.process_group, _STEPS), timeout_s=30)[0]
+    return trained(name, device, dist.group.WORLD, _STEPS)

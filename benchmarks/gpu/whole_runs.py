@@ -5,7 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from checks import Check, say_error
+from pair import of_both, run_pair
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from training import EVERY, Weighted, default_group
@@ -13,23 +15,20 @@ from training import EVERY, Weighted, default_group
 import pliant
 from algorithms import say_distance
 
-__all__ = ["run"]
+__all__ = ["of_pair", "run"]
 
 
 def run(device: str) -> None:
-    for name in ("bytegrad", "onebit", "powersgd"):
-        say_distance(
-            f"{name}, scaled loss", lambda n=name: _of_both(_scaled, device, n), _of_both(_scaled, "cpu", name)
-        )
-    for name in ("onebit", "powersgd", "local_sgd", "streaming_diloco"):
-        _say_equal(f"{name}, resumed", lambda n=name: _of_both(_resumed, device, n).view(2, 2, -1).transpose(0, 1))
     _say_equal("exact plan and plain DDP, compiled", lambda: _compiled(device))
-    _say_equal("auto, both ranks", lambda: _of_both(_tuned, device, "auto"))
+    run_pair("whole_runs", device, 80)
 
 
-def _of_both(train: Callable[..., Tensor], device: str, name: str) -> Tensor:
-    """Return what each of two ranks returns, (2, n), on the CPU."""
-    return torch.stack(pliant.run_world(2, lambda place: train(place, device, name).cpu(), timeout_s=60))
+def of_pair(device: str) -> None:
+    for name in ("bytegrad", "onebit", "powersgd"):
+        say_distance(f"{name}, scaled loss", lambda n=name: of_both(_scaled(device, n)), of_both(_scaled("cpu", name)))
+    for name in ("onebit", "powersgd", "local_sgd", "streaming_diloco"):
+        _say_equal(f"{name}, resumed", lambda n=name: of_both(_resumed(device, n)).view(2, 2, -1).transpose(0, 1))
+    _say_equal("auto, both ranks", lambda: of_both(_tuned(device, "auto")))
 
 
 def _say_equal(name: str, call: Callable[[], Tensor]) -> None:
@@ -53,31 +52,31 @@ def _data(rank: int, step: int, device: str) -> list[Tensor]:
     return [torch.randn(shape, generator=generator).to(device) for shape in Weighted.SHAPES]
 
 
-def _scaled(place, device: str, name: str) -> Tensor:
+def _scaled(device: str, name: str) -> Tensor:
     """Return the weights after steps under a GradScaler, whose scale grows, and falls when a loss overflows."""
     module = Weighted().to(device)
-    model = DistributedDataParallel(module, process_group=place.process_group)
+    model = DistributedDataParallel(module)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
     scaler = torch.amp.GradScaler(device, init_scale=2.0**10, growth_interval=2)
     settings = {"hosts": [[0], [1]], "nonfinite": "propagate", "timeout_s": 30}
     with pliant.relax(model, optimizer, EVERY[name], **settings):
         for step in range(8):
             optimizer.zero_grad()
-            loss = model(*_data(place.rank, step, device))
+            loss = model(*_data(dist.get_rank(), step, device))
             scaler.scale(loss * (torch.inf if step == 3 else 1.0)).backward()
             scaler.step(optimizer)
             scaler.update()
     return _flat(module)
 
 
-def _resumed(place, device: str, name: str) -> Tensor:
+def _resumed(device: str, name: str) -> Tensor:
     """Return the weights after all steps, and those of a second run that begins in the middle, one behind the other."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / f"{place.rank}.pt"
+        file = Path(folder) / f"{dist.get_rank()}.pt"
 
         def trained(first: int, last: int) -> Tensor:
             module = Weighted().to(device)
-            model = DistributedDataParallel(module, process_group=place.process_group)
+            model = DistributedDataParallel(module)
             optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
             with pliant.relax(model, optimizer, EVERY[name], hosts=[[0], [1]], timeout_s=30) as run_:
                 if first:
@@ -87,7 +86,7 @@ def _resumed(place, device: str, name: str) -> Tensor:
                     run_.load_state_dict(saved["run"])
                 for step in range(first, last):
                     optimizer.zero_grad()
-                    model(*_data(place.rank, step, device)).backward()
+                    model(*_data(dist.get_rank(), step, device)).backward()
                     optimizer.step()
                     if not first and step == last // 2 - 1:
                         states = {"model": module, "optimizer": optimizer, "run": run_}
@@ -123,10 +122,10 @@ def _compiled(device: str) -> Tensor:
     return torch.stack(found)
 
 
-def _tuned(place, device: str, name: str) -> Tensor:
+def _tuned(device: str, name: str) -> Tensor:
     """Return the weights after steps in which plans are tried."""
     module = _layers(device)
-    model = DistributedDataParallel(module, process_group=place.process_group)
+    model = DistributedDataParallel(module)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     with pliant.relax(model, optimizer, name, timeout_s=30) as run_:
         for step in range(150):
@@ -134,6 +133,5 @@ def _tuned(place, device: str, name: str) -> Tensor:
             optimizer.zero_grad()
             run_.model(torch.randn(32, 64).to(device)).square().mean().backward()
             optimizer.step()
-        if place.rank == 0:
-            Check(name="auto", figure=str(run_)[:300]).say()
+        Check(name="auto", figure=str(run_)[:300]).say()
     return _flat(module)

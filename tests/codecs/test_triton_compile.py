@@ -54,6 +54,8 @@ def _of_blocks() -> list[Compiled]:
     formats = {"minmax8": (MINMAX8, 2048), "natural": (NATURAL, 2048), "fp8": (FP8, 1024), "sign": (SIGN, 1024)}
     formats |= {f"levels {key}": (format_, 64 if key[0] == 4 else 512) for key, format_ in LEVELS.items()}
     formats |= {str(dtype): (format_, 1024) for dtype, format_ in CASTS.items()}
+    formats |= {"natural, short blocks": (NATURAL, 7), "sign, long blocks": (SIGN, 4096)}
+    narrow = "natural, short blocks"
     found = []
     for label, (format_, block) in formats.items():
         constants = format_._constants(Tiles.of(block))
@@ -66,6 +68,8 @@ def _of_blocks() -> list[Compiled]:
                 more | constants,
                 num_warps,
                 types if format_.bits == 16 else {},
+                loads=label != narrow,
+                stores=label != narrow,
             )
             for kernel, more in (
                 (blocks.encode_kernel, there),

@@ -1,20 +1,29 @@
 """Tensors of a device go by way of host memory: the same results as on the CPU, and the host looks at none of them."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from device import DEVICE, HostReadError, Stream, device_at_hand, to_device, to_host
 from exchanges import COLLECTIVES, NUMEL
 from pliant.codecs import Bf16, RandomK, Sign
-from pliant.collectives import CompressedAverage, LowRankAverage, SharedSparseAverage
+from pliant.collectives import CompressedAverage, LowRankAverage, SharedSparseAverage, halves
 from pliant.comm import InOrderQueues, RecordedComm, StagedComm, broadcast_text, run_world, staged
 from pliant.comm.agreement import require_same
+from pliant.comm.transport import comm_alone
 
 
 @pytest.fixture(autouse=True)
 def streams(monkeypatch):
     monkeypatch.setattr(staged, "current_stream", lambda device: Stream())
     monkeypatch.setattr(staged, "pinned", lambda shape, dtype, beside: torch.empty(shape, dtype=dtype))
+
+
+@pytest.fixture(autouse=True)
+def pieces(monkeypatch):
+    """Let pieces be as long as on the CPU: random rounding and what a NaN spoils go by the piece."""
+    monkeypatch.setattr(halves, "_DEVICE_PIECE_BYTES", 0)
 
 
 def start(rank):
@@ -37,7 +46,7 @@ def on_device(place, make, wrap=lambda comm: comm):
     return to_host(x)
 
 
-@pytest.mark.parametrize("name", [name for name in COLLECTIVES if name != "a schedule"])  # compared when it is made
+@pytest.mark.parametrize("name", [name for name in COLLECTIVES if "schedule" not in name])  # compared when made
 @pytest.mark.parametrize("size", [2, 3])
 def test_collectives_of_a_device_equal_those_of_the_host(name, size):
     make = COLLECTIVES[name]
@@ -48,6 +57,43 @@ def test_collectives_of_a_device_equal_those_of_the_host(name, size):
             torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
         else:
             assert torch.equal(x, y)
+
+
+def test_a_rank_that_is_alone_keeps_what_is_on_its_device():
+    with device_at_hand():
+        comm, x, out = comm_alone(DEVICE), to_device(start(0)), to_device(torch.zeros(NUMEL))
+        comm.broadcast(x, 0).wait()
+        comm.all_reduce(x).wait()
+        comm.all_gather(out, x).wait()
+    assert torch.equal(to_host(x), start(0))
+    assert torch.equal(to_host(out), start(0))
+
+
+@pytest.mark.parametrize(("asked", "most"), [(1 << 20, 4 << 20), (16 << 20, 16 << 20)])
+def test_pieces_of_a_device_are_not_too_short_to_pay_their_launches(asked, most, monkeypatch):
+    monkeypatch.undo()
+    assert halves.piece_bytes(asked, DEVICE) == most
+    assert halves.piece_bytes(asked, torch.device("cpu")) == asked
+
+
+@pytest.mark.parametrize(("wraps", "per_piece"), [(lambda comm: comm, 2 + 1), (StagedComm, 1 + 1)])
+def test_on_a_device_a_piece_goes_to_all_owners_at_once(wraps, per_piece):
+    """Each exchange waits for a copy to the host; on the CPU a piece goes to an owner while the next one is coded."""
+
+    def body(place):
+        counted = RecordedComm(place.comm)
+        on_host = wraps(counted) is counted
+        device, move = (torch.device("cpu"), torch.clone) if on_host else (DEVICE, to_device)
+        posted = []
+        exchange = counted.exchange
+        counted.exchange = lambda *given, **more: posted.append(1) or exchange(*given, **more)
+        settings = {"chunk_bytes": 1 << 20, "owner_feedback": False, "device": device}
+        with nullcontext() if on_host else device_at_hand():
+            average = CompressedAverage(Sign(), 3 << 19, wraps(counted), **settings)
+            average(move(torch.randn(3 << 19)), 0)
+        return len(posted) / 2  # pieces
+
+    assert run_world(3, body, timeout_s=20) == [per_piece] * 3
 
 
 @pytest.mark.parametrize("name", ["compressed, Sign(block=32)", "owners, coded", "between hosts"])

@@ -49,7 +49,7 @@ class CodedPiece:
 _ALIGNED = 4
 """Blocks whose headers fill 16 bytes, or a multiple of them."""
 _ROW_BYTES = 16
-_DEVICE_PIECE_BYTES = 8 << 20
+_DEVICE_PIECE_BYTES = 4 << 20
 """Least bytes of a piece on an accelerator."""
 
 Parts = Sequence[Sequence[CodedPiece]]
@@ -125,13 +125,16 @@ class ToOwners(OwnerReduction):
 
     def send(self, x: Tensor, residual: Tensor | None, seed: int) -> list[list[Work]]:
         posted: list[list[Work]] = [[] for _ in range(_num_rounds(self._parts))]
-        for owner, worker in zip(self._peers, reversed(self._peers), strict=True):
+        pairs = list(zip(self._peers, reversed(self._peers), strict=True))
+        # Each exchange of an accelerator's tensors waits for a copy to the host, so all owners share one.
+        for together in [pairs] if is_accelerator(x.device) else [[pair] for pair in pairs]:
             for k, works in enumerate(posted):
                 sends: list[tuple[int, Tensor]] = []
-                if k < len(self._parts[owner]):
-                    self._encode(self._parts[owner][k], x, residual, self._out[owner][k], seed)
-                    sends = [(owner, self._out[owner][k])]
-                receives = [(worker, self._in[worker][k])] if k < len(self._mine) else []
+                for owner, _ in together:
+                    if k < len(self._parts[owner]):
+                        self._encode(self._parts[owner][k], x, residual, self._out[owner][k], seed)
+                        sends.append((owner, self._out[owner][k]))
+                receives = [(worker, self._in[worker][k]) for _, worker in together if k < len(self._mine)]
                 if sends or receives:
                     works.append(self._comm.exchange(sends, receives, turn=k))
         return posted
@@ -217,8 +220,8 @@ def cut_evenly(numel: int, count: int, granularity: int) -> list[CodedPiece]:
 def piece_bytes(chunk_bytes: int, device: torch.device) -> int:
     """Return the most bytes of a piece before coding, given those that are asked for.
 
-    On an accelerator they are 8 MiB at least: it codes so many in some 10 us, and launches and copies of smaller pieces
-    take the host longer than there is to overlap.
+    On an accelerator they are 4 MiB at least: it codes so many in some 10 us, and the launches and copies of smaller
+    pieces take the host longer than their bytes take a network of some Gbit/s.
     """
     return max(chunk_bytes, _DEVICE_PIECE_BYTES) if is_accelerator(device) else chunk_bytes
 

@@ -75,8 +75,7 @@ def _over(devices: Any, store: Store, rank: int, size: int, name: str, timeout_s
 def _with_backend(backend: Any, store: Store, rank: int, size: int, name: str) -> ProcessGroup:
     group = ProcessGroup(store, rank, size)
     group._set_default_backend(ProcessGroup.BackendType.GLOO)
-    for kind in dist.Backend.backend_capability["gloo"]:  # as torch does; DDP compares an accelerator's parameters
-        group._register_backend(torch.device(kind), ProcessGroup.BackendType.GLOO, backend)  # pyright: ignore
+    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)  # pyright: ignore
     group._set_group_name(name)  # pyright: ignore[reportArgumentType]
     return group
 

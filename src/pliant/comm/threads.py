@@ -38,7 +38,9 @@ class RankContext:
 def run_world(size: int, function: Callable[[RankContext], R], *, timeout_s: float = 60.0) -> list[R]:
     """Run a function on `size` threads, each a rank, and return their results in the order of ranks.
 
-    When one raises, the others' communication is aborted, and the error of the first rank that failed is raised.
+    When one raises, the others' communication is aborted, and the error of the first rank that failed is raised. Models
+    are on the CPU: on an accelerator all backward passes of a process share one thread of torch, in which a rank would
+    wait for another one for ever.
 
     Args:
         size: Ranks, at least 1.

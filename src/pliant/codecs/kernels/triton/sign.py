@@ -14,32 +14,32 @@ from pliant.codecs.kernels.triton.tiles import INFINITE_BITS, bits_of, magnitude
 
 __all__ = ["SIGN", "sign_decode", "sign_encode", "sign_mean"]
 
-_LANES = tl.constexpr(16)
+_COLUMNS = tl.constexpr(16)
 
 
 @triton.jit
-def _add_in_order(lanes, parts):
-    """Return lanes, (ROWS, 16), plus all parts, (ROWS, NUM, 16), one after the other: no sum of Triton has an order."""
+def _add_in_order(sums, parts):
+    """Return sums, (ROWS, 16), plus all parts, (ROWS, NUM, 16), one after the other: no sum of Triton has an order."""
     NUM: tl.constexpr = parts.shape[1]
     if NUM == 1:
-        lanes += tl.reshape(parts, lanes.shape)
+        sums += tl.reshape(parts, sums.shape)
     else:
-        halves = tl.reshape(parts, (parts.shape[0], 2, NUM // 2, _LANES))
+        halves = tl.reshape(parts, (parts.shape[0], 2, NUM // 2, _COLUMNS))
         first, second = tl.split(tl.permute(halves, (0, 2, 3, 1)))
-        lanes = _add_in_order(_add_in_order(lanes, first), second)
-    return lanes
+        sums = _add_in_order(_add_in_order(sums, first), second)
+    return sums
 
 
 @triton.jit
 def _quantize(v, inside, i, seed, BITS: tl.constexpr):
     ROWS: tl.constexpr = v.shape[0]
-    parts = tl.reshape(tl.abs(v), (ROWS, v.shape[1] // _LANES, _LANES))
-    lanes = _add_in_order(tl.zeros((ROWS, _LANES), tl.float32), parts)
-    lanes = tl.sum(tl.reshape(lanes, (ROWS, 2, _LANES // 2)), 1)  # a sum of two has one order
-    lanes = tl.sum(tl.reshape(lanes, (ROWS, 2, _LANES // 4)), 1)
-    lanes = tl.sum(tl.reshape(lanes, (ROWS, 2, _LANES // 8)), 1)
+    parts = tl.reshape(tl.abs(v), (ROWS, v.shape[1] // _COLUMNS, _COLUMNS))
+    sums = _add_in_order(tl.zeros((ROWS, _COLUMNS), tl.float32), parts)
+    sums = tl.sum(tl.reshape(sums, (ROWS, 2, _COLUMNS // 2)), 1)  # a sum of two has one order
+    sums = tl.sum(tl.reshape(sums, (ROWS, 2, _COLUMNS // 4)), 1)
+    sums = tl.sum(tl.reshape(sums, (ROWS, 2, _COLUMNS // 8)), 1)
     lengths = tl.maximum(tl.sum(inside.to(tl.int32), 1), 1).to(tl.float32)
-    mean = tl.div_rn(tl.sum(lanes, 1), lengths)
+    mean = tl.div_rn(tl.sum(sums, 1), lengths)
     if tl.max(magnitude_of(mean), 0) >= INFINITE_BITS:  # too large for a float, or not finite at all
         inverse = tl.div_rn(tl.zeros_like(lengths) + 1.0, lengths).to(tl.float64)
         for _ in range(2):  # Newton's steps: a division of float64 would need a stack
