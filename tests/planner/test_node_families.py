@@ -137,3 +137,11 @@ def test_plans_that_cannot_be_better_are_not_predicted_and_the_best_is_the_same(
 def test_names_that_say_enough_are_among_the_seeds():
     assert {"bf16", "powersgd", "local_sgd"} <= set(named_genomes())
     assert named_genomes()["int4"].plan().rules[-1].exchange == pliant.int4()
+
+
+def test_whoever_needs_equal_weights_is_offered_nothing_that_changes_them():
+    genes = [gene for name in FAMILIES for gene in all_of(name)]
+    free, equal = Quality(budget=9, unmeasured=True), Quality(budget=9, unmeasured=True, equal_weights=True)
+    admitted = [gene for gene in genes if equal.admits(gene)]
+    assert admitted == [gene for gene in genes if free.admits(gene) and not gene.changes_state]
+    assert 0 < len(admitted) < sum(map(free.admits, genes))

@@ -23,7 +23,7 @@ from pliant.engine.joint_optimizer import optimizer_name
 from pliant.netmodel import Overheads
 from pliant.network.machine import measure_machine
 from pliant.network.probing import probe
-from pliant.planner import FAMILIES, Gene, Genome, Quality, Trial, advise, all_of
+from pliant.planner import Gene, Genome, Quality, Trial, advise, all_of
 from pliant.planner.challenge import CHANGED, is_changed
 from pliant.planner.experience import Experience
 from pliant.profiling.observe import Observation
@@ -78,8 +78,6 @@ class AutoTuner(AttachedTuner):
         self._is_exact = True
         self._guard = PlanGuard(run, comm, self._exact.plan("auto"))
         self._rejected = RejectedPlans(comm.rank, self._exact.base)
-        if auto.equal_weights:
-            self._rejected.add(gene for name in FAMILIES for gene in all_of(name) if gene.changes_state)
         self._chosen_why = ""  # explanation of what the last search has chosen
         self._overheads: Overheads | None = None  # until the machine was measured
         self._tuning = self._tune()
@@ -195,6 +193,7 @@ class AutoTuner(AttachedTuner):
             optimizer=optimizer_name(self._run.optimizer),
             unmeasured=self._auto.unmeasured,
             rejected=self._rejected.genes,
+            equal_weights=self._auto.equal_weights,
         )
         in_force = Trial(genes=self._genes, steps_s=((result or self._watched).step_s,))
         self._trials = TrialRunner(self._run, self._comm, _ENOUGH_S if anew else _AGAIN_S, exact)

@@ -83,6 +83,8 @@ class Quality:
     """Whether our ratios count with any optimizer, and those that did not hold elsewhere."""
     rejected: Set[Gene] = frozenset()
     """Ways of exchanging that are not within any budget; may grow while a search goes on."""
+    equal_weights: bool = False
+    """Whether weights and optimizer state must be DDP's on all ranks between two steps."""
 
     def __post_init__(self) -> None:
         if self.budget < 1:
@@ -113,6 +115,8 @@ class Quality:
         What was fitted to several tasks with this optimizer is within it on the worst of them.
         """
         if gene in self.rejected or (self.budget == 1 and not gene.exact):
+            return False
+        if self.equal_weights and gene.changes_state:
             return False
         worst = [self._worst(part, ratio) for part, ratio in self._parts(gene)]
         return bool(worst) and (self.budget == 1 or math.prod(worst) <= self.budget)
