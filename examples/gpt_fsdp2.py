@@ -13,6 +13,7 @@ it, the source of this Python's standard library.
 import argparse
 import contextlib
 import json
+import os
 import pathlib
 import sysconfig
 import time
@@ -65,14 +66,23 @@ class Gpt(nn.Module):
         return self.head(self.norm(x)).clone()  # FSDP2 warns of outputs that are views
 
 
-def parallelize(model: Gpt, how: str, shards: int) -> nn.Module:
+def device_of(name: str) -> torch.device:
+    """Return the device of that name, which becomes this rank's own; without a name an accelerator, if there is one."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    device = torch.device(name) if name else found or torch.device("cpu")
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
+    return device
+
+
+def parallelize(model: Gpt, how: str, shards: int, device: torch.device) -> nn.Module:
     """Return the model as it is called: in DDP, or with each block divided among all ranks or `shards` of them."""
     size = dist.get_world_size()
     if how == "ddp":
         return DistributedDataParallel(model)
-    mesh: DeviceMesh = init_device_mesh("cpu", (size,), mesh_dim_names=("shard",))
+    mesh: DeviceMesh = init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
     if how == "hsdp":
-        mesh = init_device_mesh("cpu", (size // shards, shards), mesh_dim_names=("replica", "shard"))
+        mesh = init_device_mesh(device.type, (size // shards, shards), mesh_dim_names=("replica", "shard"))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
@@ -98,12 +108,12 @@ def loss_of(model: nn.Module, ids: Tensor) -> Tensor:
     return cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
 
-def train(options: argparse.Namespace) -> dict[str, float]:
+def train(options: argparse.Namespace, device: torch.device) -> dict[str, float]:
     """Train, and return the held-out loss, bytes out of this rank in a step, and seconds of a step."""
     torch.manual_seed(options.seed)
     text, rank = text_of(options.text), dist.get_rank()
-    model = Gpt(width=options.width, layers=options.layers, heads=options.heads, length=options.length)
-    model = parallelize(model, options.parallel, options.shards)
+    model = Gpt(width=options.width, layers=options.layers, heads=options.heads, length=options.length).to(device)
+    model = parallelize(model, options.parallel, options.shards, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     run = pliant.relax(model, optimizer, options.plan) if options.plan else None  # the one line
     if run is not None and rank == 0:
@@ -111,7 +121,7 @@ def train(options: argparse.Namespace) -> dict[str, float]:
     start_s = time.perf_counter()
     with run if run is not None else contextlib.nullcontext():
         for step in range(options.steps):
-            loss = loss_of(model, batch_of(text, options, step, rank))
+            loss = loss_of(model, batch_of(text, options, step, rank).to(device))
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -121,7 +131,8 @@ def train(options: argparse.Namespace) -> dict[str, float]:
         step_s = (time.perf_counter() - start_s) / options.steps
         sent_bytes = 0 if run is None else run.stats()["sent_bytes"]
     with torch.no_grad():
-        held_out = torch.stack([loss_of(model, batch_of(text, options, -step, rank)) for step in range(1, 9)]).mean()
+        batches = [batch_of(text, options, -step, rank).to(device) for step in range(1, 9)]
+        held_out = torch.stack([loss_of(model, ids) for ids in batches]).mean()
     dist.all_reduce(held_out)
     return {
         "held_out_loss": held_out.item() / dist.get_world_size(),
@@ -135,6 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parallel", choices=["ddp", "fsdp2", "hsdp"], default="fsdp2")
     parser.add_argument("--plan", default="", help='such as "int4", or sharded(...); without it nothing is relaxed')
+    parser.add_argument("--device", default="", help="cpu or cuda; without it an accelerator, if there is one")
     parser.add_argument("--shards", type=int, default=2, help="of hsdp: ranks among which each copy is divided")
     parser.add_argument("--text", default="", help="a file to learn; this Python's standard library without it")
     for name, value in {"width": 256, "layers": 4, "heads": 4, "length": 64, "batch": 2, "steps": 100}.items():
@@ -143,8 +155,9 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--json", default="", help="where to write the result")
     options = parser.parse_args()
-    dist.init_process_group("gloo")
-    result = train(options)
+    device = device_of(options.device)
+    dist.init_process_group("gloo" if device.type == "cpu" else None)  # None: what suits the device
+    result = train(options, device)
     if dist.get_rank() == 0:
         print(json.dumps(result))
         if options.json:

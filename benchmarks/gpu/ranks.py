@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,20 +30,22 @@ def started(
             with log.open("w") as stderr:
                 command = [sys.executable, str(script), *arguments]
                 ranks.append(subprocess.Popen(command, env=os.environ | world | {"RANK": str(rank)}, stderr=stderr))
+        end_s, ended = time.monotonic() + limit_s, [None] * num_ranks
         try:
-            ranks[0].wait(limit_s)
-            for rank in ranks[1:]:
-                rank.wait(5)
-        except subprocess.TimeoutExpired:
-            return f"it did not end within {limit_s:.0f} s"
+            while None in ended and not any(ended) and time.monotonic() < end_s:
+                time.sleep(0.1)
+                ended = [rank.poll() for rank in ranks]
+            time.sleep(1 if any(ended) else 0)  # for the others to say how they met that
         finally:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
             said = [log.read_text() for log in logs]
             print(*said, sep="\n", file=sys.stderr)
-    failed = [rank for rank in range(num_ranks) if ranks[rank].returncode]
-    return "; ".join(f"rank {rank}: {' '.join(said[rank].strip().splitlines()[-1:])}" for rank in failed)
+    if any(ended):
+        last = {rank: " ".join(said[rank].strip().splitlines()[-1:]) for rank in range(num_ranks) if ended[rank]}
+        return "; ".join(f"rank {rank}: {line}" for rank, line in last.items())
+    return f"it did not end within {limit_s:.0f} s" if None in ended else ""
 
 
 @contextmanager

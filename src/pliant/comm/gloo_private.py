@@ -1,7 +1,9 @@
 """Private calls into torch about Gloo: groups of its own, and several connections in one group."""
 
+import atexit
 import ctypes
 import os
+import time
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +23,8 @@ _ours: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
 _stores: "weakref.WeakKeyDictionary[ProcessGroup, Store]" = weakref.WeakKeyDictionary()
 _turns: "weakref.WeakKeyDictionary[ProcessGroup, count[int]]" = weakref.WeakKeyDictionary()
 """Group -> numbers of the times that it has got more connections, which all members count alike."""
-_watches_forks = False
+_LAST_MOMENT_S = 0.02
+_watches_process = False
 
 
 def gloo_group(
@@ -97,13 +100,25 @@ def note_group(group: ProcessGroup, store: Store) -> ProcessGroup:
         store: Where its ranks have found each other, under names of their own.
 
     """
-    global _watches_forks
+    global _watches_process
     _ours.add(group)
     _stores[group], _turns[group] = store, count()
-    if not _watches_forks:
+    if not _watches_process:
         os.register_at_fork(after_in_child=_keep_groups)
-        _watches_forks = True
+        atexit.register(_let_works_end)
+        _watches_process = True
     return group
+
+
+def _let_works_end() -> None:
+    """Give up the interpreter for a moment before it ends.
+
+    Note [the last work of Gloo needs the interpreter]: torch's threads free the tensors of a communication after its
+    end has been told, and need Python's lock for that. A thread that asks for it once Python is ending is ended, in the
+    midst of a destructor, and with it the process, by SIGABRT. A script whose last lines are an all-reduce and
+    destroy_process_group is in time for that, with or without Pliant.
+    """
+    time.sleep(_LAST_MOMENT_S)
 
 
 def _keep_groups() -> None:
