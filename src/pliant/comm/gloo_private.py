@@ -113,10 +113,9 @@ def note_group(group: ProcessGroup, store: Store) -> ProcessGroup:
 def _let_works_end() -> None:
     """Give up the interpreter for a moment before it ends.
 
-    Note [the last work of Gloo needs the interpreter]: torch's threads free the tensors of a communication after its
-    end has been told, and need Python's lock for that. A thread that asks for it once Python is ending is ended, in the
-    midst of a destructor, and with it the process, by SIGABRT. A script whose last lines are an all-reduce and
-    destroy_process_group is in time for that, with or without Pliant.
+    torch's threads free the tensors of a communication after its end has been told, and need Python's lock for that. A
+    thread that asks for it once Python is ending is ended in the midst of a destructor, and with it the process, by
+    SIGABRT: so a script would end now and then, with Pliant or without, whose last line is a collective.
     """
     time.sleep(_LAST_MOMENT_S)
 
