@@ -22,7 +22,7 @@ _PAYLOADS = 4.0
 
 
 def run(device: str) -> None:
-    run_pair("memory", device, 60)
+    run_pair("memory", device, 55)
 
 
 def of_pair(device: str) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -11,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from pliant.network.store_host import reserve_port
+
 __all__ = ["shared_device", "started"]
 
 
@@ -18,12 +19,10 @@ def started(
     script: Path, arguments: Sequence[str], num_ranks: int, limit_s: float, environment: Mapping[str, str]
 ) -> str:
     """Run a script as each rank of a world over the loopback interface; return why it has not ended well, or ""."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": "0"}
-    world |= {"GLOO_SOCKET_IFNAME": "lo", **environment}
-    with tempfile.TemporaryDirectory() as folder:
+    with reserve_port() as held, tempfile.TemporaryDirectory() as folder:
+        port = str(held.getsockname()[1])
+        world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": "0"}
+        world |= {"GLOO_SOCKET_IFNAME": "lo", **environment}
         logs = [Path(folder) / f"{rank}.log" for rank in range(num_ranks)]
         ranks = []
         for rank, log in enumerate(logs):

@@ -28,9 +28,7 @@ def median_s(call: Callable[[], object], device: str, times: int = 20) -> float:
             call()
             found.append(time.perf_counter() - start_s)
         return statistics.median(found)
-    torch.cuda._sleep(
-        _QUEUED_CYCLES
-    )  # so that all calls are queued before the first begins, and none waits for the host
+    torch.cuda._sleep(_QUEUED_CYCLES)  # all calls are queued before the first begins, and none waits for the host
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(times)]
     for before, after in marks:
         before.record()

@@ -11,7 +11,7 @@ from algorithms import say_distance
 __all__ = ["of_pair", "run"]
 
 _STEPS = 4
-_LIMIT_S = 110
+_LIMIT_S = 85
 _UNORDERED = {"gossip-free", "async_average", "stale-free"}
 """Those whose ranks wait for nobody: no two runs are alike, and each is only held to its end."""
 

@@ -94,8 +94,8 @@ class CodedScatter:
         device: torch.device,
     ) -> None:
         self._node, self._shards, self._comm, self._scratch = node, shards, comm, scratch
-        self._half = ToOwners(codec, shards.pieces(codec.granularity, device), comm, device)
-        self._own_pieces = shards.pieces(codec.granularity, device)[comm.rank]
+        pieces = shards.pieces(codec.granularity, device)
+        self._half, self._own_pieces = ToOwners(codec, pieces, comm, device), pieces[comm.rank]
         self._keeper: Codec = codec_from(RESIDUAL_CODEC)
         self._residual = torch.zeros(shards.numel if node.residual == "full" else 0, device=device)
         size = self._keeper.nbytes(shards.numel) if node.residual == "int8" else 0

@@ -102,7 +102,7 @@ class MLflow:
 
     def _put(self, batch: tuple[list[Any], list[Any]] | None, timeout_s: float) -> None:
         try:
-            self._batches.put(batch, timeout=timeout_s) if timeout_s else self._batches.put_nowait(batch)
+            self._batches.put(batch, timeout_s > 0, timeout_s)
         except queue.Full:
             raise self._no_answer() from None
 
