@@ -6,8 +6,10 @@ alone the step is measured twice more: with the smallest batch whose backward pa
 does for its bytes, and with half of that.
 """
 
+import gc
 import json
 import sys
+import threading
 import time
 from bisect import bisect_left
 from pathlib import Path
@@ -62,22 +64,26 @@ class Gpt(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.logits(self.hidden(x))
 
-    def hidden(self, x: Tensor) -> Tensor:
-        return self.norm(self.blocks(self.tokens(x) + self.places.weight[: x.shape[1]]))
+    def hidden(self, x: Tensor, *, again: bool = False) -> Tensor:
+        """Return what the logits are made of; with `again`, blocks keep nothing and are computed again in backward."""
+        h = self.tokens(x) + self.places.weight[: x.shape[1]]
+        for block in self.blocks:
+            h = checkpoint(block, h, use_reentrant=False) if again else block(h)
+        return self.norm(h)
 
     def logits(self, h: Tensor) -> Tensor:
         return h @ self.tokens.weight.t()
 
 
 class _Loss(nn.Module):
-    """The loss of a GPT, a few sequences after the other: logits, 100 MB a sequence, are computed again in backward."""
+    """The loss of a GPT, with activation checkpointing; logits, 100 MB a sequence, come a few sequences at a time."""
 
     def __init__(self, gpt: Gpt) -> None:
         super().__init__()
         self.gpt = gpt
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = zip(self.gpt.hidden(x[:, :-1]).split(_SEQUENCES), x[:, 1:].split(_SEQUENCES), strict=True)
+        parts = zip(self.gpt.hidden(x[:, :-1], again=True).split(_SEQUENCES), x[:, 1:].split(_SEQUENCES), strict=True)
         return torch.stack([checkpoint(self._sum, h, y, use_reentrant=False) for h, y in parts]).sum() / x.numel()
 
     def _sum(self, h: Tensor, y: Tensor) -> Tensor:
@@ -87,12 +93,14 @@ class _Loss(nn.Module):
 class _Late:
     """A communication that is not over before its bytes would have gone over a link."""
 
+    lock = threading.Lock()
     free_s = 0.0  # when the link of this process will be free
 
     def __init__(self, work, num_bytes: int, bytes_per_s: float) -> None:
-        start_s = max(time.monotonic(), _Late.free_s)
-        self.work, self.end_s = work, start_s + num_bytes / bytes_per_s
-        _Late.free_s = self.end_s
+        with _Late.lock:
+            start_s = max(time.monotonic(), _Late.free_s)
+            self.work, self.end_s = work, start_s + num_bytes / bytes_per_s
+            _Late.free_s = self.end_s
 
     def wait(self) -> None:
         self.work.wait()
@@ -181,11 +189,18 @@ class Arms:
             return step_s, _largest(run.stats()["sent_bytes"]) / (_WARM_UP + _STEPS)
 
     def most(self) -> int:
-        """Return the largest batch that fits, judged by that of the first."""
+        """Return the largest batch that fits, judged by the first one and three times as much."""
         if not self._large:
             return 64
-        peak, whole = _largest(torch.cuda.max_memory_allocated()), torch.cuda.get_device_properties(0).total_memory
-        return int(self.first * _MOST_MEMORY * whole / peak)
+        so_far, grown = torch.cuda.max_memory_allocated(), list[int]()
+        for batch in (self.first, 3 * self.first):
+            gc.collect()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            _backward_s(self._module, self._data(batch))
+            grown.append(torch.cuda.max_memory_allocated() - before)
+        left = _MOST_MEMORY * torch.cuda.get_device_properties(0).total_memory - so_far
+        return int(-_largest(-(self.first + 2 * self.first * left / max(1, grown[1] - grown[0]))))
 
     def _data(self, batch: int) -> Tensor:
         if self._large:
@@ -195,8 +210,10 @@ class Arms:
 
 def hidden_steps(arms: Arms, name: str, wire_s: float) -> dict[str, dict[str, float]]:
     """Return steps with the smallest batch whose backward pass is long enough to hide the wire, and with half of it."""
-    batches = range(1, arms.most() + 1)
-    whole = batches[min(bisect_left(batches, _LONGER * wire_s, key=arms.backward_s), len(batches) - 1)]
+    most, wanted_s = arms.most(), _LONGER * wire_s
+    likely = arms.first * wanted_s / arms.backward_s(arms.first)  # it grows no faster than the batch
+    batches = range(min(most, max(1, int(0.8 * likely))), min(most, int(1.6 * likely) + 1) + 1)
+    whole = batches[min(bisect_left(batches, wanted_s, key=arms.backward_s), len(batches) - 1)]
     found: dict[str, dict[str, float]] = {}
     for which, batch in (("whole", whole), ("half", whole // 2)):
         if batch:

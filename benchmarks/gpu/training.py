@@ -15,6 +15,8 @@ from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for
 __all__ = ["EVERY", "Weighted", "default_group", "trained"]
 
 EVERY = ALGORITHMS | BETWEEN_STEPS
+_BUCKET_MB = 0.02
+"""Two of the weights have a bucket of their own, so that exchanges of buckets overlap."""
 
 
 class Weighted(nn.Module):
@@ -49,7 +51,7 @@ def trained(
     """
     module = Weighted().to(device)
     ids = [torch.cuda.current_device()] if device == "cuda" else None
-    model = DistributedDataParallel(module, process_group=group, device_ids=ids)
+    model = DistributedDataParallel(module, process_group=group, device_ids=ids, bucket_cap_mb=_BUCKET_MB)
     optimizer = optimizer_for(name or "plain", module.parameters())
     hosts = [[rank] for rank in range(group.size())]
     with warnings.catch_warnings():

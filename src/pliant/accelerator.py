@@ -17,6 +17,7 @@ __all__ = [
     "pinned",
     "set_generator_state",
     "synchronize",
+    "used_here",
 ]
 
 _HIGH = -1
@@ -53,6 +54,12 @@ def mark(device: torch.device) -> torch.Event:
     event = torch.Event(device, enable_timing=True)
     event.record(current_stream(device))
     return event
+
+
+def used_here(*tensors: Tensor) -> None:
+    """Let nobody have the memory of tensors of other streams before this thread's stream has done with them."""
+    for x in tensors:
+        x.record_stream(current_stream(x.device))
 
 
 def synchronize(device: torch.device) -> None:

@@ -62,6 +62,7 @@ def use_device(monkeypatch):
         monkeypatch.setattr(module, "pinned", host_buffer)
     for module in (staged, device_findings, sharded_findings, comm_thread, posted_weights, accelerator):
         monkeypatch.setattr(module, "current_stream", lambda device: _LaneStream())
+    monkeypatch.setattr(device_findings, "used_here", lambda *tensors: None)
     for module in (comm_thread, pair_partner, background_average):
         monkeypatch.setattr(module, "new_stream", lambda device: _LaneStream() if device == DEVICE else None)
     for kind, device_of in ((CommThread, "device"), (Partner, "_device"), (BackgroundAverage, "_device")):
@@ -106,7 +107,7 @@ class StepRun:
         place_owners(self.store, comm.size, {})
         optimizer = _Rates()
         tracer = Tracer(CPU, comm)
-        self.thread = CommThread(device, "gradients", tracer)
+        self.thread = CommThread(device, "gradients", tracer, 3 if device == DEVICE else 1)
         self.dispatcher = BucketDispatcher(self.thread, tracer, PlanOnTrial())
         self.gradients = GradientExchange(self.store, comms, nonfinite, optimizer, {})
         self.dispatcher.put_in_force(self.gradients, as_ready=True)

@@ -48,7 +48,7 @@ def once(monkeypatch, owner, name):
 IN_STEPS = {
     "the user's loss": ("onebit", None, None),
     "waiting in backward": ("onebit", TaskHandle, "wait"),
-    "an exchange": ("onebit", pliant.engine.gradient_exchange.GradientExchange, "run"),
+    "an exchange": ("onebit", pliant.engine.gradient_exchange.GradientExchange, "stages"),
     "a bucket": ("onebit", pliant.engine.gradient_exchange.GradientExchange, "layout_of"),
     "before a step": ("onebit", UnusedParameterCheck, "require_complete"),
     "after a step": ("local_sgd", WeightExchange, "after_step"),

@@ -1,5 +1,7 @@
 """Whole steps of every algorithm on a device: the host looks at nothing there, and what comes out is the CPU's."""
 
+import gc
+import weakref
 from itertools import chain
 
 import pytest
@@ -151,3 +153,23 @@ def test_weights_that_are_not_finite_are_not_sent():
             run.close()
 
     run_world(1, body)
+
+
+@pytest.mark.parametrize("name", sampled(ON_DEVICE))
+def test_ddp_may_free_its_buckets_between_passes(name):
+    """It makes new ones after the first pass, beside which there is no room for those before."""
+
+    def body(place):
+        with on_device(DEVICE):
+            run = StepRun(place, node_of(ROWS[name]), DEVICE)
+            buffers = run.backward(0)
+            run.step(0, buffers)
+            run.thread.drain()
+            held = [weakref.ref(buffer) for buffer in buffers]
+            del buffers
+            gc.collect()
+            alive = [ref() is not None for ref in held]
+            run.close()
+        return alive
+
+    assert not any(chain(*run_world(2, body, timeout_s=60)))

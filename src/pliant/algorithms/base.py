@@ -1,6 +1,6 @@
 """Protocols of algorithms: frozen values with explicit state, whose methods the engine calls."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,6 +27,7 @@ __all__ = [
     "StepContext",
     "UsesCurvature",
     "UsesCurvatureUnder",
+    "WorksInStages",
     "innermost",
     "prefix_slots",
     "start_innermost",
@@ -182,6 +183,21 @@ class AcceptsPrescaled(Protocol):
 
     def on_prescaled(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Do what `on_ready` does, except for the division."""
+        ...
+
+
+@runtime_checkable
+class WorksInStages(Protocol):
+    """Protocol of algorithms whose exchange of gradients comes in stages that overlap with those of other buckets."""
+
+    def stages(
+        self, bucket: Bucket, state: State, comm: Comm, context: StepContext, *, prescaled: bool = False
+    ) -> Generator[None]:
+        """Do what `on_ready` does, or `on_prescaled`, and yield where another bucket's stage may go before the rest.
+
+        There are three stages at most. They may run in threads of their own, each in the same order of buckets on all
+        ranks: the first uses the comm, the second its channel 1 only, the third waits and no more.
+        """
         ...
 
 

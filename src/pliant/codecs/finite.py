@@ -19,6 +19,8 @@ __all__ = [
     "tensor_hash",
 ]
 
+_ROW = 1024
+"""Elements of which one number is kept in the search for a place."""
 _PIECE = 1 << 24
 """Elements looked at in one go: for each of them torch makes five bytes on its way."""
 
@@ -34,9 +36,10 @@ def all_finite(x: Tensor) -> bool:
 def finite_flag(x: Tensor) -> Tensor:
     """Return whether no element of x, any shape, is NaN or Inf, as a bool tensor () that stays where x is.
 
-    On an accelerator nobody waits for it: what depends on it is chosen there, by `torch.where`.
+    On an accelerator nobody waits for it: what depends on it is chosen there, by `torch.where`. It is one read of
+    memory, and makes nothing of x's size: the largest |x| is finite if all are.
     """
-    return x.isfinite().all()
+    return torch.linalg.vector_norm(x, torch.inf).isfinite() if x.numel() else x.isfinite().all()
 
 
 def nonfinite(x: Tensor) -> bool | Tensor:
@@ -46,13 +49,26 @@ def nonfinite(x: Tensor) -> bool | Tensor:
 
 def nonfinite_place(x: Tensor) -> Tensor:
     """Return the index of the first NaN or Inf in x, (numel,), or -1, as int64 () that stays where x is."""
-    bad = ~x.isfinite()
-    return torch.where(bad.any(), bad.view(torch.uint8).argmax(), -1)
+    place, whole = torch.full((), -1, device=x.device), len(x) // _ROW * _ROW
+    if whole < len(x):
+        bad = ~x[whole:].isfinite()
+        place = torch.where(bad.any(), whole + _first(bad), place)
+    if whole:
+        rows = x[:whole].view(-1, _ROW)
+        bad = ~torch.linalg.vector_norm(rows, torch.inf, dim=1).isfinite()
+        row = _first(bad)
+        at = row * _ROW + _first(~rows.index_select(0, row.view(1)).isfinite())
+        place = torch.where(bad.any(), at, place)
+    return place
+
+
+def _first(bad: Tensor) -> Tensor:
+    return bad.view(torch.uint8).argmax()
 
 
 def keep_unless(condition: Tensor, kept: Tensor, value: Tensor) -> None:
     """Let a tensor become a value of its shape if the condition, bool () on its device, holds; nobody waits for it."""
-    kept.copy_(torch.where(condition, value, kept))
+    torch.where(condition, value, kept, out=kept)
 
 
 def first_nonfinite(x: Tensor) -> int:

@@ -1,5 +1,7 @@
 """Averages by one all-reduce: sums in 16 bits, averages of short vectors, and of the elements that a codec keeps."""
 
+from collections.abc import Generator
+
 import torch
 from torch import Tensor
 
@@ -85,8 +87,15 @@ class CastAllReduce:
 
     def __call__(self, x: Tensor) -> None:
         """Replace x, float32 (numel,), by the sum over ranks."""
+        for _ in self.stages(x):
+            pass
+
+    def stages(self, x: Tensor) -> Generator[None]:
+        """Do the same in two stages: start the sum; wait for it."""
         self._wire.copy_(x)
-        self._comm.all_reduce(self._wire).wait()
+        work = self._comm.all_reduce(self._wire)
+        yield
+        work.wait()
         x.copy_(self._wire)
 
 

@@ -15,6 +15,7 @@ from pliant.collectives.block_grid import BlockGrid
 from pliant.collectives.compressed import CompressedAverage
 from pliant.collectives.rounds import comm_for_rows
 from pliant.comm.base import Comm
+from pliant.layouts.blocks import values_bytes
 from pliant.spec import ValueBits
 
 __all__ = [
@@ -113,17 +114,18 @@ class BlockAllGather:
     def __call__(self, x: Tensor, chosen: Tensor, told: Tensor, *, poisoned: bool) -> BlockResult:
         """Exchange; see `SharedBlockAverage`. Scores are not told."""
         grid, values, mask_bytes = self._grid, self._values, self._grid.parts.mask_bytes
+        behind = slice(mask_bytes, mask_bytes + values_bytes(len(values), self._bits))
         of_blocks = grid.elements(chosen)
         values.zero_()[: len(of_blocks)] = torch.nan if poisoned else x[of_blocks]
         self._own[:mask_bytes] = pack_bits(chosen, mask_bytes)
-        _write(values, self._own[mask_bytes:], self._bits)
-        sent = _read(self._own[mask_bytes:], values, self._bits)[: len(of_blocks)].clone()
+        _write(values, self._own[behind], self._bits)
+        sent = _read(self._own[behind], values, self._bits)[: len(of_blocks)].clone()
         self._comm.all_gather(self._all, self._own).wait()
         got: list[tuple[Tensor, Tensor]] = []
         sound = True
         for row in self._all.view(self._comm.size, -1):
             theirs = grid.elements(unpack_bits(row[:mask_bytes], len(grid.starts)))
-            means = _read(row[mask_bytes:], values, self._bits)[: len(theirs)] / self._comm.size
+            means = _read(row[behind], values, self._bits)[: len(theirs)] / self._comm.size
             sound = sound and bool(means.isfinite().all())
             got.append((theirs, means))
         dense, means, dense_sound = self._dense(x[grid.dense], poisoned=poisoned)

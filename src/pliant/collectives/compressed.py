@@ -1,5 +1,7 @@
 """Scatter - reduce - gather with a codec in both directions."""
 
+from collections.abc import Generator
+
 import torch
 from torch import Tensor
 
@@ -77,6 +79,7 @@ class CompressedAverage:
         if not comm.prefers_collectives and codes_in_rounds(payload_bytes, largest, chunk_bytes, comm.size):
             back = RoundsComm(comm, device)
             to = back if may_forward and forwards(payload_bytes, comm.size) else comm
+        self._overlaps = back is comm
         self._to_owners: OwnerReduction = (SwapToOwners if to.prefers_collectives else ToOwners)(
             codec, parts, to, device
         )
@@ -93,9 +96,19 @@ class CompressedAverage:
         The seed is the same on all ranks. If x or the mean is not finite, results are poisoned on every rank that
         decodes them, and the residual keeps its value there.
         """
+        for _ in self.stages(x, seed, residual):
+            pass
+
+    def stages(self, x: Tensor, seed: int, residual: Tensor | None = None) -> Generator[None]:
+        """Do the same in three stages: 1; 2 and 3; 4. The second one's messages are of channel 1.
+
+        All is one stage where payloads go by way of other ranks, whose messages have one order.
+        """
         if self._comm.size == 1:
             return
         scattered = self._to_owners.send(x, residual, seed + self._comm.rank + 1)
+        if self._overlaps:
+            yield
         gathered = []
         for k in range(self._from_owners.num_rounds):
             if k < len(self._mine):
@@ -103,6 +116,8 @@ class CompressedAverage:
                 owed = None if residual is None else piece.of(residual)
                 self._own_step(k, scattered, piece.of(x), owed, seed)
             gathered.append(self._from_owners.send(k))
+        if self._overlaps:
+            yield
         self._from_owners.decode(gathered, x)
         self._to_owners.wait(scattered)
 

@@ -1,5 +1,6 @@
 """Progress of a rank in its groups, so that a wait that times out can name the ranks that did not arrive."""
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ class Progress:
 
     def __init__(self, members: tuple[int, ...], total: int) -> None:
         self.members, self.total = members, total
+        self._lock = threading.Lock()  # two channels may be used from two threads
         self._collectives = 0
         self._sent, self._awaited = [0] * len(members), [0] * len(members)
         self.waits: set[int] = set()
@@ -34,11 +36,13 @@ class Progress:
 
     def sends(self, peer: int) -> None:
         """Count a message to a member, by its number in the group."""
-        self._sent[peer] += 1
+        with self._lock:
+            self._sent[peer] += 1
 
     def awaits(self, peer: int) -> None:
         """Count a message that a member is to send."""
-        self._awaited[peer] += 1
+        with self._lock:
+            self._awaited[peer] += 1
 
     @property
     def told(self) -> dict[str, Any]:

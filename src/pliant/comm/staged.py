@@ -1,5 +1,6 @@
 """A comm for tensors of an accelerator: their bytes go by way of host memory, and between hosts over Gloo."""
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,20 +21,24 @@ class _Buffers:
     def __init__(self) -> None:
         self._free: defaultdict[tuple[torch.Size, torch.dtype], list[tuple[Tensor, Any]]] = defaultdict(list)
         self.num_made = 0
+        self._lock = threading.Lock()  # two channels may be used from two threads, and a third one waits
 
     def take(self, like: Tensor) -> Tensor:
         """Return a buffer of the same shape and dtype that no copy uses any more."""
-        free = self._free[like.shape, like.dtype]
-        if not free:
-            self.num_made += 1
+        with self._lock:
+            free = self._free[like.shape, like.dtype]
+            # The one that has been free for longest, whose copy is most likely over.
+            buffer, used = free.pop(0) if free else (None, None)
+            self.num_made += buffer is None
+        if buffer is None:
             return pinned(like.shape, like.dtype, like.device)
-        buffer, used = free.pop(0)  # the one that has been free for longest, whose copy is most likely over
         _settle(used)
         return buffer
 
     def give_back(self, buffer: Tensor, used: Any = None) -> None:
         """Keep a buffer for later; `used` is the event after which no copy uses it."""
-        self._free[buffer.shape, buffer.dtype].append((buffer, used))
+        with self._lock:
+            self._free[buffer.shape, buffer.dtype].append((buffer, used))
 
 
 class _StagedWork:
@@ -93,12 +98,13 @@ class StagedComm(WrappedComm):
         receives: Sequence[tuple[int, Tensor]],
         *,
         turn: int = 0,
+        channel: int = 0,
         patience_s: float | None = None,
     ) -> Work:
         tensors = [x for _, x in (*sends, *receives)]
         require_contiguous(*tensors)
         if not any(is_accelerator(x.device) for x in tensors):
-            return self._comm.exchange(sends, receives, turn=turn, patience_s=patience_s)
+            return self._comm.exchange(sends, receives, turn=turn, channel=channel, patience_s=patience_s)
         sent = {id(x): x for _, x in sends}  # one that goes to several ranks is copied once
         buffers = dict(zip(sent, self._copies(list(sent.values())), strict=True))
         into = [(peer, x, self.buffers.take(x)) for peer, x in receives]
@@ -106,6 +112,7 @@ class StagedComm(WrappedComm):
             [(peer, buffers[id(x)]) for peer, x in sends],
             [(peer, buffer) for peer, _, buffer in into],
             turn=turn,
+            channel=channel,
             patience_s=patience_s,
         )
         return _StagedWork(self, work, [(x, buffer) for _, x, buffer in into], list(buffers.values()))

@@ -1,6 +1,6 @@
 """Buckets of gradients between DDP and the communication thread, one backward pass after another."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -161,13 +161,14 @@ class BucketDispatcher:
             ready.finish()
             return
 
-        def task() -> None:
+        def stages() -> Generator[None]:
             found = bad if ready.filled else gradients.check_finite(bucket, ready.buffer)
-            deferred.extend(gradients.run(bucket, ready.buffer, found, step=step, num_backwards=num_backwards))
+            own = yield from gradients.stages(bucket, ready.buffer, found, step=step, num_backwards=num_backwards)
+            deferred.extend(own)
             if weight != 1.0:
                 ready.buffer.mul_(weight)
 
-        self._last_handle = self._comm_thread.submit(task, done=ready.finish, name=bucket.name, step=step)
+        self._last_handle = self._comm_thread.submit_stages(stages(), ready.finish, name=bucket.name, step=step)
 
     def _submit_as_saved(self, buckets: list[ReadyBucket], as_saved: SavedLayout) -> None:
         gradients, step, num_backwards, deferred = self._gradients, self.step, self.num_backwards, self._deferred

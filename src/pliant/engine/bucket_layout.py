@@ -71,13 +71,19 @@ class BucketPart:
             at += stop - start
 
     def save(self, buffer: Tensor) -> None:
-        """Copy the result from the staging buffer, if there is one, to DDP's buffer."""
+        """Copy the result from the staging buffer, if there is one, to DDP's buffer, and let go of that."""
         if self.staging is None:
+            self.let_go()
             return
         at = 0
         for start, stop in self.runs:
             buffer[start:stop].copy_(self.staging[at : at + stop - start])
             at += stop - start
+
+    def let_go(self) -> None:
+        """Hold nothing of DDP's buffer until the next `load`: when DDP lays buckets out anew, it frees the old ones."""
+        if self.staging is None:
+            self.bucket.flat = torch.empty(self.bucket.numel, dtype=self.bucket.flat.dtype, device="meta")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +151,7 @@ def split_bucket(
             spans=own_spans,
             parts=store.parts_in(own_spans),
             weights=tuple(store.parameters[s.name] for s in spans),
-            flat=torch.empty(numel, dtype=dtype, device=like.device) if staging is None else staging,
+            flat=like[slice(*runs[0])] if staging is None else staging,
         )
         state = store.state_of(bucket)
         if not node.leaves_gradients(0) or node.timing.until_step:  # otherwise gradients stay where they are
@@ -162,6 +168,7 @@ def split_bucket(
                 staging=staging,
             )
         )
+        parts[-1].let_go()
     prescaled = all(isinstance(p.algorithm, AcceptsPrescaled) and not p.node.weights_may_diverge for p in parts)
     return BucketLayout(name=f"bucket {index}", spans=whole, nodes=nodes, parts=tuple(parts), prescaled=prescaled)
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pliant.accelerator import current_stream, pinned
+from pliant.accelerator import current_stream, pinned, used_here
 from pliant.codecs import finite_flag, nonfinite_place
 from pliant.comm.base import Comm
 from pliant.engine.bucket_layout import BucketLayout
@@ -67,6 +67,7 @@ class DeviceFindings(Findings):
     def end_pass(self) -> None:
         if not self._seen:
             return
+        used_here(*(x for _, *of_bucket in self._seen for x in of_bucket))
         places, flags = torch.stack([p for _, p, _ in self._seen]), torch.stack([f for _, _, f in self._seen])
         copy = pinned((2, len(self._seen)), torch.int64, self._device)
         copy.copy_(torch.stack([places, flags.to(torch.int64)]), non_blocking=True)

@@ -2,13 +2,13 @@
 
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from pliant.accelerator import is_accelerator
-from pliant.algorithms.base import AcceptsPrescaled, Deferred, RatioSetting, StepContext
+from pliant.algorithms.base import AcceptsPrescaled, Deferred, RatioSetting, StepContext, WorksInStages
 from pliant.codecs import nonfinite
 from pliant.engine.algorithm_state import AlgorithmState
 from pliant.engine.bucket_layout import BucketLayout, BucketPart, split_bucket
@@ -17,6 +17,7 @@ from pliant.engine.device_findings import DeviceFindings
 from pliant.engine.nonfinite import Findings, HostFindings, NonFinite, NonFiniteGradientError, Place
 from pliant.engine.rank_checks import describe_failure
 from pliant.engine.sparse_gradients import RowAverage, has_finite_rows
+from pliant.engine.stages import do_all, side_by_side
 from pliant.spec import DecoupledMomentum
 from pliant.spec.plan import SparseWay
 
@@ -124,10 +125,15 @@ class GradientExchange:
         Returns deferred work by bucket name (Note [deferred work]). A gradient that is not finite stops nothing, so
         that state stays complete and DDP can go on: `findings` has the error.
         """
-        deferred: list[tuple[str, Deferred]] = []
+        return do_all(self.stages(bucket, buffer, bad, step=step, num_backwards=num_backwards))
+
+    def stages(
+        self, bucket: BucketLayout, buffer: Tensor, bad: Place, *, step: int, num_backwards: int
+    ) -> Generator[None, None, list[tuple[str, Deferred]]]:
+        """Do what `run` does in stages, each of which may run beside others of other buckets (`CommThread`)."""
         if buffer.is_sparse:
             self._run_sparse(bucket, buffer, int(bad), step)
-            return deferred
+            return []
         self.findings.poison(buffer, bad)
         before = self._bad_before.pop(bucket.name, -1)
         if any(part.timing_at(step).delay_steps for part in bucket.parts):
@@ -136,27 +142,8 @@ class GradientExchange:
             bad = self._bad_before[bucket.name] = self.findings.either(bad, before)  # for a later step to exchange
         else:
             bad = self.findings.either(bad, before)
-        for part in bucket.parts:
-            part.load(buffer)
-            if self._undoes:
-                part.undo.begin(step)
-            if self.owed:
-                self._pay(part, 1 / self._comms.all.size if bucket.prescaled else 1.0)
-            if self._comms.all.size > 1 or part.acts_alone:
-                seed = num_backwards << 32 | zlib.crc32(part.bucket.spans[0].name.encode())
-                lr = max(float(group.get("lr", 0.0)) for group in self._optimizer.param_groups)
-                context = StepContext(
-                    step=step, seed=seed, lr=lr, ratio_setting=self.ratio_setting if part.node.ratio_target else None
-                )
-                rest = self._run_part(part, context, prescaled=bucket.prescaled)
-                deferred += [(bucket.name, rest)] if rest is not None else []
-                self._judge(bucket, part, bad)
-            else:
-                self.findings.keep(bucket, bad)
-            if (self._undoes or self._paid) and self._spoiled is not True:
-                self._spoiled |= nonfinite(part.bucket.flat)
-            part.save(buffer)
-        return deferred
+        parts = [self._run_part(bucket, part, buffer, bad, step, num_backwards) for part in bucket.parts]
+        return [(bucket.name, rest) for rest in (yield from side_by_side(parts)) if rest is not None]
 
     def end_pass(self) -> None:
         """Restore the state of a step that a GradScaler skips; runs before deferred work."""
@@ -219,12 +206,44 @@ class GradientExchange:
         if self._nonfinite == "raise" and not (max(founds) < 0 and has_finite_rows(gradient)):
             self.findings.blame(bucket, bad)
 
-    def _run_part(self, part: BucketPart, context: StepContext, *, prescaled: bool) -> Deferred | None:
-        algorithm = part.algorithm
-        run = algorithm.on_prescaled if prescaled and isinstance(algorithm, AcceptsPrescaled) else algorithm.on_ready
-        name, spans = part.bucket.name, part.bucket.spans
-        with describe_failure(f"exchanging {name} ({spans[0].name} .. {spans[-1].name}) in step {context.step}"):
-            return run(part.bucket, part.state, part.comm, context)
+    def _run_part(
+        self, bucket: BucketLayout, part: BucketPart, buffer: Tensor, bad: Place, step: int, num_backwards: int
+    ) -> Generator[None, None, Deferred | None]:
+        """Exchange one part, in the stages that its algorithm has."""
+        part.load(buffer)
+        rest = None
+        if self._undoes:
+            part.undo.begin(step)
+        if self.owed:
+            self._pay(part, 1 / self._comms.all.size if bucket.prescaled else 1.0)
+        if self._comms.all.size > 1 or part.acts_alone:
+            seed = num_backwards << 32 | zlib.crc32(part.bucket.spans[0].name.encode())
+            lr = max(float(group.get("lr", 0.0)) for group in self._optimizer.param_groups)
+            context = StepContext(
+                step=step, seed=seed, lr=lr, ratio_setting=self.ratio_setting if part.node.ratio_target else None
+            )
+            spans = part.bucket.spans
+            with describe_failure(
+                f"exchanging {part.bucket.name} ({spans[0].name} .. {spans[-1].name}) in step {step}"
+            ):
+                rest = yield from self._carry_out(part, context, prescaled=bucket.prescaled)
+            self._judge(bucket, part, bad)
+        else:
+            self.findings.keep(bucket, bad)
+        if (self._undoes or self._paid) and self._spoiled is not True:
+            self._spoiled |= nonfinite(part.bucket.flat)
+        part.save(buffer)
+        return rest
+
+    def _carry_out(
+        self, part: BucketPart, context: StepContext, *, prescaled: bool
+    ) -> Generator[None, None, Deferred | None]:
+        algorithm, given = part.algorithm, (part.bucket, part.state, part.comm, context)
+        if isinstance(algorithm, WorksInStages):
+            return (yield from algorithm.stages(*given, prescaled=prescaled))
+        return (
+            algorithm.on_prescaled if prescaled and isinstance(algorithm, AcceptsPrescaled) else algorithm.on_ready
+        )(*given)
 
     def _pay(self, part: BucketPart, weight: float) -> None:
         for span in part.bucket.spans:

@@ -7,6 +7,7 @@ from typing import Self
 
 from torch.optim import Optimizer
 
+from pliant.accelerator import is_accelerator
 from pliant.comm.recorded import RecordedComm
 from pliant.comm.torch_errors import Report, report_nothing
 from pliant.engine.agreement import ReplicaCheck
@@ -65,7 +66,8 @@ class Run(SavesParts, MeasuresSteps, ABC):
         self._logs: list[StepLog] = []
         self._pace = StepPace()
         self.trial = PlanOnTrial()  # of a plan that "auto" tries
-        self._comm_thread = CommThread(self._device, "pliant-lane", self.tracer)
+        num_stages = 3 if is_accelerator(self._device) and not comm.is_in_order else 1
+        self._comm_thread = CommThread(self._device, "pliant-lane", self.tracer, num_stages)
         self._executor_builder = ExecutorBuilder(
             relaxed, self.tracer, self._comm_thread, self._agreement, hosts=hosts, rack=rack, nonfinite=nonfinite
         )

@@ -47,7 +47,7 @@ class TaskRecord:
 
     name: str
     step: int
-    start: Any
+    start: Any = None
     end: Any = None
     messages: list[TransferRecord] = field(default_factory=list[TransferRecord])
 
@@ -98,16 +98,28 @@ class Tracer:
     @contextmanager
     def task(self, name: str, step: int) -> Generator[None]:
         """Record the block, in this thread, as the exchange of a bucket; without a name, record nothing."""
-        if not (self.on and name):
+        with self.part_of(self.new_task(name, step), ends=True):
+            yield
+
+    def new_task(self, name: str, step: int) -> TaskRecord | None:
+        """Return the record of an exchange that `part_of` begins; None where nothing is recorded."""
+        return TaskRecord(name=name, step=step) if self.on and name else None
+
+    @contextmanager
+    def part_of(self, task: TaskRecord | None, ends: bool) -> Generator[None]:
+        """Record the block, in this thread, as a part of an exchange, which may be its last."""
+        if task is None:
             yield
             return
-        task = self._at_work.task = TaskRecord(name=name, step=step, start=self.now())
+        task.start = task.start or self.clock.now()
+        self._at_work.task = task
         try:
             yield
         finally:
-            task.end = self.clock.now()
             self._at_work.task = None
-            self.tasks.append(task)
+            if ends:
+                task.end = self.clock.now()
+                self.tasks.append(task)
 
     def note(self, kind: str, name: str, start: Any, end: Any = None) -> None:
         """Record an interval of the training thread; it ends now if no end is given."""

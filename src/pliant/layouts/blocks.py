@@ -123,10 +123,10 @@ class BlockDivision:
         return -(-numel // self.num_ranks) * self.num_ranks
 
     def payload_bytes(self, ratio: float) -> int:
-        """Return the bytes that each rank gives to an all-gather of its own blocks."""
+        """Return the bytes that each rank gives to an all-gather of its own blocks: rows of a multiple of 4."""
         if self.selection.agreement != "local" or self.is_whole(ratio):
             return 0
-        return self.mask_bytes + values_bytes(self.room(ratio), self.selection.value_bits)
+        return self.mask_bytes + -(-values_bytes(self.room(ratio), self.selection.value_bits) // 4) * 4
 
     def told_numel(self, ratio: float) -> int:
         """Return the scores, of 16 bits, that are told in a message of their own, filled up like the other."""

@@ -83,7 +83,7 @@ class AllGatherExecutor:
         velocity = state.flat["velocity"] * self.node.momentum + g if self.node.momentum else g
         owed = v + velocity
         whole = _square(owed) if context.ratio_setting is not None else None
-        exchange(g, torch.where(finite, owed, g), context.seed)
+        exchange(g, torch.where(finite, owed, g, out=g), context.seed)
         exchange.clear_sent(owed)
         keep_unless(finite, v, owed)
         if context.ratio_setting is not None and whole is not None:

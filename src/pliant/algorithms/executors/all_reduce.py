@@ -1,5 +1,6 @@
 """Exact and 16-bit averaging of gradients, as torch DDP does it: the baseline of everything else."""
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -42,21 +43,30 @@ class AllReduceExecutor:
         """Choose the way of the sums, and make the 16-bit buffer, if one is needed."""
         carrier = scheduled(comm, self.node.schedule)
         if self.node.codec is None:
-            return None if carrier is comm else partial(_add_up, carrier)
-        return CastAllReduce(codec_class(self.node.codec.name).dtype, bucket.numel, carrier, bucket.flat.device)
+            return partial(_add_up, carrier)
+        dtype = codec_class(self.node.codec.name).dtype
+        return CastAllReduce(dtype, bucket.numel, carrier, bucket.flat.device).stages
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Scale first, then add up, as torch DDP does it, to the bit."""
-        bucket.flat.mul_(1 / comm.size)
-        self.on_prescaled(bucket, state, comm, context)
+        for _ in self.stages(bucket, state, comm, context):
+            pass
 
     def on_prescaled(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Add up what comes divided."""
-        if state.workspace is None:
-            comm.all_reduce(bucket.flat).wait()
-        else:
-            state.workspace(bucket.flat)
+        for _ in self.stages(bucket, state, comm, context, prescaled=True):
+            pass
+
+    def stages(
+        self, bucket: Bucket, state: State, comm: Comm, context: StepContext, *, prescaled: bool = False
+    ) -> Generator[None]:
+        """Start the sum; wait for it."""
+        if not prescaled:
+            bucket.flat.mul_(1 / comm.size)
+        yield from state.workspace(bucket.flat)
 
 
-def _add_up(comm: Comm, x: Tensor) -> None:
-    comm.all_reduce(x).wait()
+def _add_up(comm: Comm, x: Tensor) -> Generator[None]:
+    work = comm.all_reduce(x)
+    yield
+    work.wait()

@@ -1,7 +1,7 @@
 """Mean in a codec's payloads: by owners of equal parts, or by the schedule of a comm."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import cached_property, partial
 from typing import Protocol
 
@@ -21,6 +21,7 @@ __all__ = ["coded_average"]
 
 class _Average(Protocol):
     def __call__(self, x: Tensor, seed: int, residual: Tensor | None = None) -> None: ...
+    def stages(self, x: Tensor, seed: int, residual: Tensor | None = None) -> Generator[None]: ...
 
 
 def coded_average(
@@ -85,3 +86,8 @@ class _ChosenAverage:
         start_s = time.perf_counter()
         (by_schedule or self._by_owners)(x, seed, residual)
         self._choice.note(self._kind, start_s)
+
+    def stages(self, x: Tensor, seed: int, residual: Tensor | None = None) -> Generator[None]:
+        """Do the same in one stage: a way is judged by its time."""
+        self(x, seed, residual)
+        yield from ()

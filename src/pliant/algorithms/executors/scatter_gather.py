@@ -4,6 +4,7 @@ Known methods are settings of it: ByteGrad = minmax8 without feedback; QSGD = qs
 DoubleSqueeze / 1-bit SGD = sign with feedback on worker and owner; TernGrad = ternary without feedback.
 """
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,4 +49,11 @@ class ScatterGatherExecutor:
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Scatter, reduce and gather the bucket."""
-        state.workspace(bucket.flat, context.seed, state.flat.get("residual"))
+        for _ in self.stages(bucket, state, comm, context):
+            pass
+
+    def stages(
+        self, bucket: Bucket, state: State, comm: Comm, context: StepContext, *, prescaled: bool = False
+    ) -> Generator[None]:
+        """Scatter; reduce, and send what is gathered; take it."""
+        yield from state.workspace.stages(bucket.flat, context.seed, state.flat.get("residual"))

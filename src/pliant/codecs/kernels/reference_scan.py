@@ -6,6 +6,9 @@ from torch.nn.functional import pad
 
 __all__ = ["all_finite", "hash_bytes", "hash_there", "scale"]
 
+_PIECE = 1 << 21
+"""Words of 8 bytes that are hashed in one go: for each of them torch makes some more on its way."""
+
 
 def all_finite(x: Tensor) -> bool:
     return bool(x.isfinite().all())
@@ -24,9 +27,13 @@ def hash_there(x: Tensor) -> Tensor:
     data = x.contiguous().view(-1).view(torch.uint8)
     num_words = data.numel() // 8
     last = pad(data[8 * num_words :], (0, 8 - data.numel() % 8)).view(torch.int64)
-    place = torch.arange(1, num_words + 1, device=x.device) * _to_signed(0x9E3779B97F4A7C15)
     length = (data.numel() + 1) * torch.full_like(last, _to_signed(0xD1B54A32D192ED03))
-    return _mix(data[: 8 * num_words].clone().view(torch.int64) ^ place).sum() + _mix(last ^ length)[0]
+    total = _mix(last ^ length)[0]
+    for start in range(0, num_words, _PIECE):
+        stop = min(start + _PIECE, num_words)
+        place = torch.arange(start + 1, stop + 1, device=x.device) * _to_signed(0x9E3779B97F4A7C15)
+        total = total + _mix(data[8 * start : 8 * stop].clone().view(torch.int64) ^ place).sum()
+    return total
 
 
 def _mix(h: Tensor) -> Tensor:

@@ -1,0 +1,159 @@
+"""Exchanges in stages: each bucket's in the same order on all ranks, beside those of others, with the same results."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import pliant
+import pliant.engine.run as runs
+from pliant.comm.private_comm import self_comm
+from pliant.comm.recorded import RecordedComm
+from pliant.engine.comm_thread import CommThread
+from pliant.engine.stages import do_all, side_by_side
+from pliant.engine.tracer import Tracer
+from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for
+
+CPU = torch.device("cpu")
+SHAPES = [(40, 30), (2000,), (7,), (60, 50), (3,), (64, 64)]
+SIZE, STEPS = 3, 5
+WAITS_FOR_NOBODY = {"gossip-free", "async_average", "stale-free", "choco-free", "stale-coded", "bounded_staleness"}
+
+
+class Weighted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.ParameterList([torch.zeros(shape) for shape in SHAPES])
+
+    def forward(self, *data):
+        return torch.stack([(w * x).sum() for w, x in zip(self.weights, data, strict=True)]).sum()
+
+
+def trained(name):
+    def body(place):
+        module = Weighted()
+        model = DistributedDataParallel(module, process_group=place.process_group, bucket_cap_mb=0.005)
+        optimizer = optimizer_for(name, module.parameters())
+        generator = torch.Generator().manual_seed(place.rank)
+        what = (ALGORITHMS | BETWEEN_STEPS)[name]
+        with pliant.relax(model, optimizer, what, group=place.process_group, hosts=[[0, 1], [2]], timeout_s=20) as run:
+            for _ in range(STEPS):
+                optimizer.zero_grad()
+                run.model(*(torch.randn(shape, generator=generator) for shape in SHAPES)).backward()
+                optimizer.step()
+            threads = len(run._comm_thread._queues)
+        return torch.cat([w.detach().view(-1) for w in module.parameters()]), run._comm.sent_bytes, threads
+
+    return pliant.run_world(SIZE, body, timeout_s=40)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", sorted((ALGORITHMS | BETWEEN_STEPS).keys() - WAITS_FOR_NOBODY))
+def test_three_threads_make_what_one_makes(name, monkeypatch):
+    """To the bit, with as many bytes."""
+    wanted = trained(name)
+    monkeypatch.setattr(runs, "is_accelerator", lambda device: True)
+    found = trained(name)
+    assert {threads for *_, threads in wanted} == {1}
+    assert {threads for *_, threads in found} == {3}
+    for (own, sent, _), (other, as_sent, _) in zip(wanted, found, strict=True):
+        assert torch.equal(own, other)
+        assert sent == as_sent
+
+
+@pytest.fixture
+def threads():
+    made = []
+
+    def make(num_stages):
+        made.append(CommThread(CPU, "lane", Tracer(CPU, RecordedComm(self_comm())), num_stages))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_one_bucket_is_in_its_second_stage_while_the_next_is_in_its_first(threads):
+    """Two exchanges meet there, which neither could in turns."""
+    meeting, said = threading.Barrier(2, timeout=20), []
+
+    def first():
+        yield
+        meeting.wait()
+        yield
+        said.append("first")
+
+    def second():
+        meeting.wait()
+        yield
+        yield
+        said.append("second")
+
+    lane = threads(3)
+    for stages in (first(), second()):
+        lane.submit_stages(stages, lambda: None, name="", step=0)
+    lane.submit(lambda: said.append("alone"))
+    lane.drain()
+    assert said == ["first", "second", "alone"]
+
+
+@pytest.mark.parametrize("num_stages", [1, 3])
+def test_each_stage_has_the_order_of_submission(num_stages, threads):
+    begun = [[], [], []]
+
+    def stages(k):
+        for stage in range(1 + k % 3):  # not all have as many
+            begun[stage].append(k)
+            yield
+
+    lane, done = threads(num_stages), []
+    for k in range(30):
+        lane.submit_stages(stages(k), lambda k=k: done.append(k), name="", step=0)
+    lane.drain()
+    assert done == list(range(30))
+    assert all(each == sorted(each) for each in begun)
+
+
+@pytest.mark.parametrize("fails_in", [0, 1, 2])
+def test_after_a_failure_later_exchanges_are_dropped_and_all_are_handed_back(fails_in, threads):
+    held, done, ended = threading.Event(), [], []
+
+    def stages(k):
+        if k == 0:
+            held.wait(20)
+        for stage in range(3):
+            if (k, stage) == (1, fails_in):
+                raise ValueError("the wire is cut")
+            yield
+        ended.append(k)
+
+    lane = threads(3)
+    for k in range(4):
+        lane.submit_stages(stages(k), lambda k=k: done.append(k), name="", step=0)
+    late = lane.submit(lambda: ended.append("alone"))
+    held.set()
+    with pytest.raises(ValueError, match="the wire is cut"):
+        late.wait()
+    lane.drain()  # it is raised once
+    assert done == [0, 1, 2, 3]
+    assert ended in ([], [0])
+    lane.submit(lambda: ended.append("next"))
+    lane.drain()
+    assert ended[-1] == "next"
+
+
+def test_works_side_by_side_go_stage_by_stage_and_keep_their_results():
+    said = []
+
+    def work(name, num):
+        for k in range(num):
+            said.append(f"{name}{k}")
+            yield
+        return name
+
+    assert do_all(side_by_side([work("a", 1), work("b", 3), work("c", 0)])) == ["a", "b", "c"]
+    assert said == ["a0", "b0", "b1", "b2"]
+    assert do_all(side_by_side([])) == []
