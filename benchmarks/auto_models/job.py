@@ -48,9 +48,9 @@ _SEEDING = threading.Lock()
 class SlowComm(ProcessGroupComm):
     """Over Gloo on loopback, and every message takes its time on a slow link before it leaves."""
 
-    def exchange(self, sends, receives, *, turn=0, channel=0, patience_s=None):
+    def exchange(self, sends, receives, *, turn=0, tag=0, patience_s=None):
         time.sleep(sum(x.nbytes for _, x in sends) / RATE_BYTES_PER_S)
-        return super().exchange(sends, receives, turn=turn, channel=channel, patience_s=patience_s)
+        return super().exchange(sends, receives, turn=turn, tag=tag, patience_s=patience_s)
 
     def split(self, groups, connections=0):
         mine = super().split(groups, connections)

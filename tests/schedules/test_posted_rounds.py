@@ -22,9 +22,9 @@ class Posts(WrappedComm):
     def is_in_order(self):
         return self.order
 
-    def exchange(self, sends, receives, *, turn=0, channel=0, patience_s=None):
+    def exchange(self, sends, receives, *, turn=0, tag=0, patience_s=None):
         self.posted.append(([peer for peer, _ in sends], [peer for peer, _ in receives]))
-        return self._comm.exchange(sends, receives, turn=turn, channel=channel, patience_s=patience_s)
+        return self._comm.exchange(sends, receives, turn=turn, tag=tag, patience_s=patience_s)
 
 
 def around(comm, num_rounds):

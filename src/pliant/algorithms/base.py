@@ -196,7 +196,7 @@ class WorksInStages(Protocol):
         """Do what `on_ready` does, or `on_prescaled`, and yield where another bucket's stage may go before the rest.
 
         There are three stages at most. They may run in threads of their own, each in the same order of buckets on all
-        ranks: the first uses the comm, the second its channel 1 only, the third waits and no more.
+        ranks: the first uses the comm, the second sends under tag 1 only, the third waits and no more.
         """
         ...
 

@@ -207,7 +207,7 @@ class FromOwners(OwnerGather):
         own = self.payloads[self._comm.rank]
         sends = [(peer, own[k]) for peer in self._peers if k < len(own)]
         receives = [(peer, self.payloads[peer][k]) for peer in self._peers if k < len(self.payloads[peer])]
-        return self._comm.exchange(sends, receives, turn=k, channel=1)
+        return self._comm.exchange(sends, receives, turn=k, tag=1)
 
 
 def cut_evenly(numel: int, count: int, granularity: int) -> list[CodedPiece]:

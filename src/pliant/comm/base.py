@@ -103,15 +103,9 @@ class Comm(Protocol):
         ...
 
     def exchange(
-        self,
-        sends: PeerTensors,
-        receives: PeerTensors,
-        *,
-        turn: int = 0,
-        channel: int = 0,
-        patience_s: float | None = None,
+        self, sends: PeerTensors, receives: PeerTensors, *, turn: int = 0, tag: int = 0, patience_s: float | None = None
     ) -> Work:
-        """Post all receives, then all sends, each with its peer; messages between two ranks keep a channel's order.
+        """Post all receives, then all sends, each with its peer; messages of a tag between two ranks keep their order.
 
         Sizes and turns must agree on both sides: a receive buffer that is too small ends the process inside Gloo.
 
@@ -120,8 +114,8 @@ class Comm(Protocol):
             receives: Likewise, each with the rank from which it comes.
             turn: Number of these messages in a pipeline, whose messages are under way at once: it spreads them over the
                 connections, if there are several.
-            channel: Number of an order of its own, which another thread may use at the same time (Note [one order of
-                collectives]); where `is_in_order`, all are one.
+            tag: Number of an order of its own, in which another thread may send at the same time; where `is_in_order`,
+                all tags are one (Note [one order of collectives]).
             patience_s: Longest wait in the place of `timeout_s`, for servers that may be idle.
 
         """

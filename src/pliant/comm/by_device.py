@@ -40,20 +40,14 @@ class ByDeviceComm(WrappedComm):
         return self._for(x).all_to_all(out, x)
 
     def exchange(
-        self,
-        sends: PeerTensors,
-        receives: PeerTensors,
-        *,
-        turn: int = 0,
-        channel: int = 0,
-        patience_s: float | None = None,
+        self, sends: PeerTensors, receives: PeerTensors, *, turn: int = 0, tag: int = 0, patience_s: float | None = None
     ) -> Work:
         comms = {self._for(x) for _, x in (*sends, *receives)} or {self._host}
         if len(comms) > 1:
             raise ValueError(
                 "messages of one exchange lie partly on the host and partly on the device; use two exchanges."
             )
-        return comms.pop().exchange(sends, receives, turn=turn, channel=channel, patience_s=patience_s)
+        return comms.pop().exchange(sends, receives, turn=turn, tag=tag, patience_s=patience_s)
 
     def broadcast(self, x: Tensor, root: int) -> Work:
         return self._for(x).broadcast(x, root)

@@ -89,7 +89,7 @@ def reduce(group: ProcessGroup, x: Tensor, root: int) -> Works:
 
 
 def exchange(
-    groups: Groups, sends: PeerTensors, receives: PeerTensors, striping: Striping, turn: int, channel: int = 0
+    groups: Groups, sends: PeerTensors, receives: PeerTensors, striping: Striping, turn: int, tag: int = 0
 ) -> Works:
     """Post all receives, then all sends."""
     beside = next((x.device for _, x in (*sends, *receives) if is_accelerator(x.device)), None)
@@ -97,9 +97,9 @@ def exchange(
         return batched(groups[0], sends, receives)
     # Gloo starts each at once; without the batch's bookkeeping a message costs half as much.
     parts = ((peer, k, part) for peer, x in receives for k, part in striping.placed(x, turn))
-    works = [groups[k].recv([_movable(part)], peer, channel) for peer, k, part in parts]
+    works = [groups[k].recv([_movable(part)], peer, tag) for peer, k, part in parts]
     parts = ((peer, k, part) for peer, x in sends for k, part in striping.placed(x, turn))
-    return works + [groups[k].send([_movable(part)], peer, channel) for peer, k, part in parts]
+    return works + [groups[k].send([_movable(part)], peer, tag) for peer, k, part in parts]
 
 
 def _movable(x: Tensor) -> Tensor:

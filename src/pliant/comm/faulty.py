@@ -69,17 +69,11 @@ class FaultyComm(WrappedComm):
         return self._comm.all_to_all(out, x) if self._passes("all_to_all") else _Never()
 
     def exchange(
-        self,
-        sends: PeerTensors,
-        receives: PeerTensors,
-        *,
-        turn: int = 0,
-        channel: int = 0,
-        patience_s: float | None = None,
+        self, sends: PeerTensors, receives: PeerTensors, *, turn: int = 0, tag: int = 0, patience_s: float | None = None
     ) -> Work:
         if not self._passes("exchange"):
             return _Never()
-        return self._comm.exchange(sends, receives, turn=turn, channel=channel, patience_s=patience_s)
+        return self._comm.exchange(sends, receives, turn=turn, tag=tag, patience_s=patience_s)
 
     def broadcast(self, x: Tensor, root: int) -> Work:
         return self._comm.broadcast(x, root) if self._passes("broadcast") else _Never()

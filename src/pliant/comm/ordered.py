@@ -214,7 +214,7 @@ class InOrderComm(WrappedComm):
         receives: Sequence[tuple[int, Tensor]],
         *,
         turn: int = 0,
-        channel: int = 0,
+        tag: int = 0,
         patience_s: float | None = None,
     ) -> Work:
         messages = [((self.rank, peer), x) for peer, x in sends] + [((peer, self.rank), x) for peer, x in receives]

@@ -117,13 +117,7 @@ class ProcessGroupComm:
         return self._start("all_to_all", x, lambda: calls.all_to_all(self._groups, out, x, self._striping))
 
     def exchange(
-        self,
-        sends: PeerTensors,
-        receives: PeerTensors,
-        *,
-        turn: int = 0,
-        channel: int = 0,
-        patience_s: float | None = None,
+        self, sends: PeerTensors, receives: PeerTensors, *, turn: int = 0, tag: int = 0, patience_s: float | None = None
     ) -> Work:
         require_contiguous(*(x for _, x in (*sends, *receives)))
         num_bytes = sum(x.nbytes for _, x in sends)
@@ -135,7 +129,7 @@ class ProcessGroupComm:
         for peer, _ in receives:
             self.progress.awaits(peer)
         try:
-            works = calls.exchange([group, *self._more], sends, receives, self._striping, turn, channel)
+            works = calls.exchange([group, *self._more], sends, receives, self._striping, turn, tag)
         except RuntimeError as error:
             raise self.given_up("exchange", error, size, 0.0) from error
         on_host = not any(is_accelerator(x.device) for _, x in (*sends, *receives))

@@ -24,7 +24,7 @@ class Progress:
 
     def __init__(self, members: tuple[int, ...], total: int) -> None:
         self.members, self.total = members, total
-        self._lock = threading.Lock()  # two channels may be used from two threads
+        self._lock = threading.Lock()  # two threads may send, under two tags
         self._collectives = 0
         self._sent, self._awaited = [0] * len(members), [0] * len(members)
         self.waits: set[int] = set()

@@ -138,16 +138,10 @@ class RecordedComm(WrappedComm):
         return self._count("all_to_all", lambda: self._comm.all_to_all(out, x), moved, moved, self.size - 1)
 
     def exchange(
-        self,
-        sends: PeerTensors,
-        receives: PeerTensors,
-        *,
-        turn: int = 0,
-        channel: int = 0,
-        patience_s: float | None = None,
+        self, sends: PeerTensors, receives: PeerTensors, *, turn: int = 0, tag: int = 0, patience_s: float | None = None
     ) -> Work:
         sent, received = sum(x.nbytes for _, x in sends), sum(x.nbytes for _, x in receives)
-        start = partial(self._comm.exchange, sends, receives, turn=turn, channel=channel, patience_s=patience_s)
+        start = partial(self._comm.exchange, sends, receives, turn=turn, tag=tag, patience_s=patience_s)
         return self._count("exchange", start, sent, received, len(sends), idle=patience_s is not None)
 
     def broadcast(self, x: Tensor, root: int) -> Work:

@@ -21,7 +21,7 @@ class _Buffers:
     def __init__(self) -> None:
         self._free: defaultdict[tuple[torch.Size, torch.dtype], list[tuple[Tensor, Any]]] = defaultdict(list)
         self.num_made = 0
-        self._lock = threading.Lock()  # two channels may be used from two threads, and a third one waits
+        self._lock = threading.Lock()  # two threads may send, and a third one waits
 
     def take(self, like: Tensor) -> Tensor:
         """Return a buffer of the same shape and dtype that no copy uses any more."""
@@ -98,13 +98,13 @@ class StagedComm(WrappedComm):
         receives: Sequence[tuple[int, Tensor]],
         *,
         turn: int = 0,
-        channel: int = 0,
+        tag: int = 0,
         patience_s: float | None = None,
     ) -> Work:
         tensors = [x for _, x in (*sends, *receives)]
         require_contiguous(*tensors)
         if not any(is_accelerator(x.device) for x in tensors):
-            return self._comm.exchange(sends, receives, turn=turn, channel=channel, patience_s=patience_s)
+            return self._comm.exchange(sends, receives, turn=turn, tag=tag, patience_s=patience_s)
         sent = {id(x): x for _, x in sends}  # one that goes to several ranks is copied once
         buffers = dict(zip(sent, self._copies(list(sent.values())), strict=True))
         into = [(peer, x, self.buffers.take(x)) for peer, x in receives]
@@ -112,7 +112,7 @@ class StagedComm(WrappedComm):
             [(peer, buffers[id(x)]) for peer, x in sends],
             [(peer, buffer) for peer, _, buffer in into],
             turn=turn,
-            channel=channel,
+            tag=tag,
             patience_s=patience_s,
         )
         return _StagedWork(self, work, [(x, buffer) for _, x, buffer in into], list(buffers.values()))

@@ -45,15 +45,9 @@ class WrappedComm:
         return self._comm.all_to_all(out, x)
 
     def exchange(
-        self,
-        sends: PeerTensors,
-        receives: PeerTensors,
-        *,
-        turn: int = 0,
-        channel: int = 0,
-        patience_s: float | None = None,
+        self, sends: PeerTensors, receives: PeerTensors, *, turn: int = 0, tag: int = 0, patience_s: float | None = None
     ) -> Work:
-        return self._comm.exchange(sends, receives, turn=turn, channel=channel, patience_s=patience_s)
+        return self._comm.exchange(sends, receives, turn=turn, tag=tag, patience_s=patience_s)
 
     def broadcast(self, x: Tensor, root: int) -> Work:
         return self._comm.broadcast(x, root)

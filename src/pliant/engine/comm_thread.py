@@ -78,8 +78,8 @@ class CommThread:
     copies and kernels. What `submit` takes runs in the first thread, when all before it has gone through the last.
 
     Note [one order of collectives]: the ranks of a group must make the same calls in the same order. So each group
-    belongs to one communication thread; with stages, all of it but its second channel to the thread of the first one,
-    and that channel to the thread of the second. Gradients have threads of their own, whose tasks are submitted in
+    belongs to one communication thread; with stages, the thread of the second one has messages with a tag of their own
+    there, and that of the first all else. Gradients have threads of their own, whose tasks are submitted in
     DDP's order of buckets, which is the same on all ranks, and go through all stages in this order; weights have
     another, with a group of its own (`another`). The training thread uses a group itself only between two steps, after
     `drain`. Nothing is communicated in a future's callback. What needs an order of its own has groups of its own:
