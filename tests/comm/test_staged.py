@@ -69,7 +69,7 @@ def test_a_rank_that_is_alone_keeps_what_is_on_its_device():
     assert torch.equal(to_host(out), start(0))
 
 
-@pytest.mark.parametrize(("asked", "most"), [(1 << 20, 4 << 20), (16 << 20, 16 << 20)])
+@pytest.mark.parametrize(("asked", "most"), [(1 << 20, 16 << 20), (32 << 20, 32 << 20)])
 def test_pieces_of_a_device_are_not_too_short_to_pay_their_launches(asked, most, monkeypatch):
     monkeypatch.undo()
     assert halves.piece_bytes(asked, DEVICE) == most
@@ -94,6 +94,21 @@ def test_on_a_device_a_piece_goes_to_all_owners_at_once(wraps, per_piece):
         return len(posted) / 2  # pieces
 
     assert run_world(3, body, timeout_s=20) == [per_piece] * 3
+
+
+def test_a_piece_of_all_owners_is_one_copy_each_way():
+    """Of either half: out and in. A message of each rank would be three times as many."""
+
+    def body(place):
+        comm, copied = StagedComm(place.comm), []
+        take = comm.buffers.take
+        comm.buffers.take = lambda like: copied.append(like) or take(like)
+        with device_at_hand():
+            average = CompressedAverage(Sign(), 4096, comm, chunk_bytes=1 << 20, owner_feedback=False, device=DEVICE)
+            average(to_device(torch.randn(4096)), 0)
+        return len(copied)
+
+    assert run_world(4, body, timeout_s=20) == [4] * 4
 
 
 @pytest.mark.parametrize("name", ["compressed, Sign(block=32)", "owners, coded", "between hosts"])

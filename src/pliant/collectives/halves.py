@@ -6,7 +6,7 @@ The first by itself is a reduce-scatter, the second an all-gather; `CompressedAv
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from pliant.accelerator import is_accelerator
 from pliant.codecs import Codec, encode_feedback
 from pliant.collectives.pairwise import rotated_peers
-from pliant.comm.base import Comm, Work
+from pliant.comm.base import Comm, PeerSlots, PeerTensors, Work
 
 __all__ = [
     "CodedPiece",
@@ -49,7 +49,7 @@ class CodedPiece:
 _ALIGNED = 4
 """Blocks whose headers fill 16 bytes, or a multiple of them."""
 _ROW_BYTES = 16
-_DEVICE_PIECE_BYTES = 4 << 20
+_DEVICE_PIECE_BYTES = 16 << 20
 """Least bytes of a piece on an accelerator."""
 
 Parts = Sequence[Sequence[CodedPiece]]
@@ -70,12 +70,8 @@ class OwnerReduction(ABC):
     def __init__(self, codec: Codec, parts: Parts, comm: Comm, device: torch.device) -> None:
         self._codec, self._comm, self._parts = codec, comm, parts
         self._peers, self._mine = rotated_peers(comm), parts[comm.rank]
-        self._out = {peer: _payloads(codec, parts[peer], device) for peer in self._peers}
-        self._rows = [_rows(codec, piece, len(self._peers), device) for piece in self._mine]
-        self._in = {
-            peer: [rows[at][: codec.nbytes(piece.numel)] for rows, piece in zip(self._rows, self._mine, strict=True)]
-            for at, peer in enumerate(sorted(self._peers))
-        }
+        peers = sorted(self._peers)
+        self._receives = [_slots(codec, [(peer, piece) for peer in peers], device) for piece in self._mine]
         self.scratch = torch.empty(max((p.numel for part in parts for p in part), default=0), device=device)
         """Room for the largest piece, (numel,), used within one call."""
 
@@ -93,8 +89,8 @@ class OwnerReduction(ABC):
     def add(self, k: int, posted: list[list[Work]], total: Tensor) -> None:
         """Add to total, this owner's piece k, the pieces of all others, in the order of ranks."""
         self.receive(k, posted)
-        for peer in sorted(self._peers):
-            self._codec.decode_add(self._in[peer][k], total)
+        for _, payload in self._receives[k]:
+            self._codec.decode_add(payload, total)
 
     def wait(self, posted: list[list[Work]]) -> None:
         """Wait for all exchanges, after which payloads may be overwritten."""
@@ -123,26 +119,45 @@ class ToOwners(OwnerReduction):
     send of its round, or in a later one, on every rank.
     """
 
+    def __init__(self, codec: Codec, parts: Parts, comm: Comm, device: torch.device) -> None:
+        super().__init__(codec, parts, comm, device)
+        self._sends = [_slots(codec, _pieces(parts, k, self._peers), device) for k in range(_num_rounds(parts))]
+
     def send(self, x: Tensor, residual: Tensor | None, seed: int) -> list[list[Work]]:
-        posted: list[list[Work]] = [[] for _ in range(_num_rounds(self._parts))]
-        pairs = list(zip(self._peers, reversed(self._peers), strict=True))
-        # Each exchange of an accelerator's tensors waits for a copy to the host, so all owners share one.
-        for together in [pairs] if is_accelerator(x.device) else [[pair] for pair in pairs]:
-            for k, works in enumerate(posted):
-                sends: list[tuple[int, Tensor]] = []
-                for owner, _ in together:
-                    if k < len(self._parts[owner]):
-                        self._encode(self._parts[owner][k], x, residual, self._out[owner][k], seed)
-                        sends.append((owner, self._out[owner][k]))
-                receives = [(worker, self._in[worker][k]) for _, worker in together if k < len(self._mine)]
-                if sends or receives:
-                    works.append(self._comm.exchange(sends, receives, turn=k))
+        posted: list[list[Work]] = [[] for _ in self._sends]
+        if is_accelerator(x.device):  # an exchange waits for a copy to the host there, so all owners share one
+            for k in range(len(posted)):
+                self._post(k, self._sends[k], self._received(k), posted, x, residual, seed)
+            return posted
+        for owner, worker in zip(self._peers, reversed(self._peers), strict=True):
+            for k in range(len(posted)):
+                sends = [each for each in self._sends[k] if each[0] == owner]
+                receives = [each for each in self._received(k) if each[0] == worker]
+                self._post(k, sends, receives, posted, x, residual, seed)
         return posted
 
     def receive(self, k: int, posted: list[list[Work]]) -> Tensor:
         for work in posted[k]:
             work.wait()
-        return self._rows[k]
+        return self._receives[k].whole.view(len(self._peers), -1)
+
+    def _received(self, k: int) -> PeerTensors:
+        return self._receives[k] if k < len(self._mine) else ()
+
+    def _post(
+        self,
+        k: int,
+        sends: PeerTensors,
+        receives: PeerTensors,
+        posted: list[list[Work]],
+        x: Tensor,
+        residual: Tensor | None,
+        seed: int,
+    ) -> None:
+        for owner, payload in sends:
+            self._encode(self._parts[owner][k], x, residual, payload, seed)
+        if sends or receives:
+            posted[k].append(self._comm.exchange(sends, receives, turn=k))
 
 
 class OwnerGather(ABC):
@@ -161,7 +176,7 @@ class OwnerGather(ABC):
         self._peers = rotated_peers(comm)
         self.num_rounds = _num_rounds(parts)
         """Number of pieces of the part that has most."""
-        self.payloads = [_payloads(codec, part, device) for part in parts]
+        self.payloads: list[list[Tensor]] = []
         """Payloads of each rank's pieces, in the order of ranks; this rank writes its own before it sends them."""
 
     @abstractmethod
@@ -203,11 +218,18 @@ class FromOwners(OwnerGather):
     Bytes: (size-1) payloads of the own part out, the payloads of all other parts in.
     """
 
+    def __init__(self, codec: Codec, parts: Parts, comm: Comm, device: torch.device) -> None:
+        super().__init__(codec, parts, comm, device)
+        self._receives = [_slots(codec, _pieces(parts, k, self._peers), device) for k in range(self.num_rounds)]
+        rounds = [dict(slots) for slots in self._receives]
+        self.payloads = [[payloads[rank] for payloads in rounds if rank in payloads] for rank in range(comm.size)]
+        own = [torch.empty(codec.nbytes(piece.numel), dtype=torch.uint8, device=device) for piece in parts[comm.rank]]
+        self.payloads[comm.rank] = own
+
     def send(self, k: int) -> Work:
         own = self.payloads[self._comm.rank]
         sends = [(peer, own[k]) for peer in self._peers if k < len(own)]
-        receives = [(peer, self.payloads[peer][k]) for peer in self._peers if k < len(self.payloads[peer])]
-        return self._comm.exchange(sends, receives, turn=k, tag=1)
+        return self._comm.exchange(sends, self._receives[k], turn=k, tag=1)
 
 
 def cut_evenly(numel: int, count: int, granularity: int) -> list[CodedPiece]:
@@ -220,8 +242,9 @@ def cut_evenly(numel: int, count: int, granularity: int) -> list[CodedPiece]:
 def piece_bytes(chunk_bytes: int, device: torch.device) -> int:
     """Return the most bytes of a piece before coding, given those that are asked for.
 
-    On an accelerator they are 4 MiB at least: it codes so many in some 10 us, and the launches and copies of smaller
-    pieces take the host longer than their bytes take a network of some Gbit/s.
+    On an accelerator they are 16 MiB at least: it codes so many in some 10 us, and the launches and copies of smaller
+    pieces take the host longer than their bytes take a network of some Gbit/s. There buckets overlap, so that pieces
+    need not.
     """
     return max(chunk_bytes, _DEVICE_PIECE_BYTES) if is_accelerator(device) else chunk_bytes
 
@@ -243,14 +266,17 @@ def pieces_of(part: CodedPiece, chunk_bytes: int, granularity: int) -> list[Code
     ]
 
 
-def _payloads(codec: Codec, pieces: Sequence[CodedPiece], device: torch.device) -> list[Tensor]:
-    return [torch.empty(codec.nbytes(piece.numel), dtype=torch.uint8, device=device) for piece in pieces]
+def _pieces(parts: Parts, k: int, ranks: Sequence[int]) -> list[tuple[int, CodedPiece]]:
+    """Return piece k of each of these ranks that has one."""
+    return [(rank, parts[rank][k]) for rank in ranks if k < len(parts[rank])]
 
 
-def _rows(codec: Codec, piece: CodedPiece, count: int, device: torch.device) -> Tensor:
-    """Return room for so many payloads of a piece, uint8 (count, row), of which each begins at a multiple of 16."""
-    row = -(-codec.nbytes(piece.numel) // _ROW_BYTES) * _ROW_BYTES
-    return torch.empty(count, row, dtype=torch.uint8, device=device)
+def _slots(codec: Codec, pieces: Sequence[tuple[int, CodedPiece]], device: torch.device) -> PeerSlots:
+    """Return room for a payload of each rank's piece, in one tensor; each begins at a multiple of 16 bytes."""
+    sizes = [codec.nbytes(piece.numel) for _, piece in pieces]
+    starts = [0, *accumulate(-(-size // _ROW_BYTES) * _ROW_BYTES for size in sizes)]
+    ranges = [(rank, start, start + size) for (rank, _), start, size in zip(pieces, starts, sizes, strict=False)]
+    return PeerSlots(torch.empty(starts[-1], dtype=torch.uint8, device=device), ranges)
 
 
 def _num_rounds(parts: Parts) -> int:

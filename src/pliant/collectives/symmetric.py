@@ -53,9 +53,9 @@ class SwapToOwners(OwnerReduction):
 
     def receive(self, k: int, posted: list[list[Work]]) -> Tensor:
         self.wait(posted)
-        for peer in self._peers:
-            self._in[peer][k].copy_(self._arrived[peer][k])  # rows for one pass over them; short beside the vector
-        return self._rows[k]
+        for peer, payload in self._receives[k]:
+            payload.copy_(self._arrived[peer][k])  # rows for one pass over them; short beside the vector
+        return self._receives[k].whole.view(len(self._peers), -1)
 
 
 class GatherFromOwners(OwnerGather):

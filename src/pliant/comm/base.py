@@ -11,6 +11,7 @@ __all__ = [
     "CommError",
     "EndedWork",
     "Limit",
+    "PeerSlots",
     "PeerTensors",
     "ReduceOp",
     "Work",
@@ -23,6 +24,24 @@ ReduceOp = Literal["sum", "min", "max"]
 
 PeerTensors = Sequence[tuple[int, Tensor]]
 """Tensors, each with the rank that it goes to or comes from."""
+
+
+class PeerSlots(list[tuple[int, Tensor]]):
+    """Tensors of peers that lie in one, so that a comm may copy all of them at once.
+
+    Args:
+        whole: Tensor in which they lie, (numel,); what lies between them is of no use to anybody.
+        ranges: Rank, start and stop of each.
+
+    """
+
+    def __init__(self, whole: Tensor, ranges: Sequence[tuple[int, int, int]]) -> None:
+        super().__init__((peer, whole[start:stop]) for peer, start, stop in ranges)
+        self.whole, self._ranges = whole, ranges
+
+    def on(self, other: Tensor) -> "PeerSlots":
+        """Return the same slots of another tensor."""
+        return PeerSlots(other, self._ranges)
 
 
 class CommError(RuntimeError):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pliant.accelerator import current_stream, is_accelerator, pinned
-from pliant.comm.base import Comm, ReduceOp, Work, require_contiguous
+from pliant.comm.base import Comm, PeerSlots, PeerTensors, ReduceOp, Work, require_contiguous
 from pliant.comm.wrapped import WrappedComm
 
 __all__ = ["StagedComm"]
@@ -105,17 +105,10 @@ class StagedComm(WrappedComm):
         require_contiguous(*tensors)
         if not any(is_accelerator(x.device) for x in tensors):
             return self._comm.exchange(sends, receives, turn=turn, tag=tag, patience_s=patience_s)
-        sent = {id(x): x for _, x in sends}  # one that goes to several ranks is copied once
-        buffers = dict(zip(sent, self._copies(list(sent.values())), strict=True))
-        into = [(peer, x, self.buffers.take(x)) for peer, x in receives]
-        work = self._comm.exchange(
-            [(peer, buffers[id(x)]) for peer, x in sends],
-            [(peer, buffer) for peer, _, buffer in into],
-            turn=turn,
-            tag=tag,
-            patience_s=patience_s,
-        )
-        return _StagedWork(self, work, [(x, buffer) for _, x, buffer in into], list(buffers.values()))
+        out, ins = self._copied(sends)
+        into, outs = self._received(receives)
+        work = self._comm.exchange(out, into, turn=turn, tag=tag, patience_s=patience_s)
+        return _StagedWork(self, work, outs, ins)
 
     def broadcast(self, x: Tensor, root: int) -> Work:
         return self._replaced(x, lambda host: self._comm.broadcast(host, root))
@@ -129,6 +122,23 @@ class StagedComm(WrappedComm):
     def split(self, groups: Sequence[Sequence[int]], connections: int = 0) -> "StagedComm | None":
         part = self._comm.split(groups, connections)
         return None if part is None else StagedComm(part)
+
+    def _copied(self, sends: PeerTensors) -> tuple[PeerTensors, list[Tensor]]:
+        """Return what is sent in host buffers, and these."""
+        if isinstance(sends, PeerSlots):
+            (buffer,) = self._copies([sends.whole])
+            return sends.on(buffer), [buffer]
+        sent = {id(x): x for _, x in sends}  # one that goes to several ranks is copied once
+        buffers = dict(zip(sent, self._copies(list(sent.values())), strict=True))
+        return [(peer, buffers[id(x)]) for peer, x in sends], list(buffers.values())
+
+    def _received(self, receives: PeerTensors) -> tuple[PeerTensors, list[tuple[Tensor, Tensor]]]:
+        """Return host buffers for what is received, and each with the tensor into which it is to be copied."""
+        if isinstance(receives, PeerSlots):
+            buffer = self.buffers.take(receives.whole)
+            return receives.on(buffer), [(receives.whole, buffer)]
+        into = [(peer, x, self.buffers.take(x)) for peer, x in receives]
+        return [(peer, buffer) for peer, _, buffer in into], [(x, buffer) for _, x, buffer in into]
 
     def _replaced(self, x: Tensor, start: Callable[[Tensor], Work]) -> Work:
         """Start a collective that replaces x."""
