@@ -125,15 +125,15 @@ class ToOwners(OwnerReduction):
 
     def send(self, x: Tensor, residual: Tensor | None, seed: int) -> list[list[Work]]:
         posted: list[list[Work]] = [[] for _ in self._sends]
-        if is_accelerator(x.device):  # an exchange waits for a copy to the host there, so all owners share one
-            for k in range(len(posted)):
-                self._post(k, self._sends[k], self._received(k), posted, x, residual, seed)
-            return posted
-        for owner, worker in zip(self._peers, reversed(self._peers), strict=True):
-            for k in range(len(posted)):
-                sends = [each for each in self._sends[k] if each[0] == owner]
-                receives = [each for each in self._received(k) if each[0] == worker]
-                self._post(k, sends, receives, posted, x, residual, seed)
+        pairs = zip(self._peers, reversed(self._peers), strict=True)
+        # On an accelerator an exchange waits for a copy to the host, so all owners share one.
+        for pair in (None,) if is_accelerator(x.device) else pairs:
+            for k, works in enumerate(posted):
+                sends, receives = self._messages(k, pair)
+                for owner, payload in sends:
+                    self._encode(self._parts[owner][k], x, residual, payload, seed)
+                if sends or receives:
+                    works.append(self._comm.exchange(sends, receives, turn=k))
         return posted
 
     def receive(self, k: int, posted: list[list[Work]]) -> Tensor:
@@ -141,23 +141,12 @@ class ToOwners(OwnerReduction):
             work.wait()
         return self._receives[k].whole.view(len(self._peers), -1)
 
-    def _received(self, k: int) -> PeerTensors:
-        return self._receives[k] if k < len(self._mine) else ()
-
-    def _post(
-        self,
-        k: int,
-        sends: PeerTensors,
-        receives: PeerTensors,
-        posted: list[list[Work]],
-        x: Tensor,
-        residual: Tensor | None,
-        seed: int,
-    ) -> None:
-        for owner, payload in sends:
-            self._encode(self._parts[owner][k], x, residual, payload, seed)
-        if sends or receives:
-            posted[k].append(self._comm.exchange(sends, receives, turn=k))
+    def _messages(self, k: int, pair: tuple[int, int] | None) -> tuple[PeerTensors, PeerTensors]:
+        """Return the payloads k to and from all others, or to the first of a pair and from the second."""
+        sends, receives = self._sends[k], self._receives[k] if k < len(self._mine) else ()
+        if pair is None:
+            return sends, receives
+        return [each for each in sends if each[0] == pair[0]], [each for each in receives if each[0] == pair[1]]
 
 
 class OwnerGather(ABC):

@@ -58,8 +58,8 @@ class ScatterGather(Exchange):
     feedback: Annotated[Literal["none", "worker", "both"], Tried(("none", "worker", "both"))] = "none"
     """Who keeps what the codec loses."""
     chunk_bytes: Annotated[int, Range(low=4096)] = 1 << 20
-    """Bytes before coding in one pipelined piece of a bucket, where owners of equal parts add up; on accelerators 16 MiB
-    at least."""
+    """Bytes before coding in one pipelined piece of a bucket, where owners of equal parts add up; 16 MiB at least on
+    accelerators."""
     schedule: Scheduling = "ring"
     """How sums go over the network; "ring" stands for owners of equal parts."""
 
