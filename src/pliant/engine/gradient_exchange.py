@@ -241,9 +241,9 @@ class GradientExchange:
         algorithm, given = part.algorithm, (part.bucket, part.state, part.comm, context)
         if isinstance(algorithm, WorksInStages):
             return (yield from algorithm.stages(*given, prescaled=prescaled))
-        return (
-            algorithm.on_prescaled if prescaled and isinstance(algorithm, AcceptsPrescaled) else algorithm.on_ready
-        )(*given)
+        if prescaled and isinstance(algorithm, AcceptsPrescaled):
+            return algorithm.on_prescaled(*given)
+        return algorithm.on_ready(*given)
 
     def _pay(self, part: BucketPart, weight: float) -> None:
         for span in part.bucket.spans:
