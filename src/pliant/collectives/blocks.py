@@ -106,6 +106,7 @@ class BlockAllGather:
         self._bits: ValueBits = parts.selection.value_bits
         self._dense = _mean_of(parts.message_numel(ratio), self._bits, comm, grid.device)
         self._values = torch.zeros(parts.room(ratio), device=grid.device)
+        self._behind = slice(parts.mask_bytes, parts.mask_bytes + values_bytes(parts.room(ratio), self._bits))
         size = parts.payload_bytes(ratio)
         self._comm = comm_for_rows(comm, size, grid.device)
         self._own = torch.zeros(size, dtype=torch.uint8, device=grid.device)
@@ -114,18 +115,17 @@ class BlockAllGather:
     def __call__(self, x: Tensor, chosen: Tensor, told: Tensor, *, poisoned: bool) -> BlockResult:
         """Exchange; see `SharedBlockAverage`. Scores are not told."""
         grid, values, mask_bytes = self._grid, self._values, self._grid.parts.mask_bytes
-        behind = slice(mask_bytes, mask_bytes + values_bytes(len(values), self._bits))
         of_blocks = grid.elements(chosen)
         values.zero_()[: len(of_blocks)] = torch.nan if poisoned else x[of_blocks]
         self._own[:mask_bytes] = pack_bits(chosen, mask_bytes)
-        _write(values, self._own[behind], self._bits)
-        sent = _read(self._own[behind], values, self._bits)[: len(of_blocks)].clone()
+        _write(values, self._own[self._behind], self._bits)
+        sent = _read(self._own[self._behind], values, self._bits)[: len(of_blocks)].clone()
         self._comm.all_gather(self._all, self._own).wait()
         got: list[tuple[Tensor, Tensor]] = []
         sound = True
         for row in self._all.view(self._comm.size, -1):
             theirs = grid.elements(unpack_bits(row[:mask_bytes], len(grid.starts)))
-            means = _read(row[behind], values, self._bits)[: len(theirs)] / self._comm.size
+            means = _read(row[self._behind], values, self._bits)[: len(theirs)] / self._comm.size
             sound = sound and bool(means.isfinite().all())
             got.append((theirs, means))
         dense, means, dense_sound = self._dense(x[grid.dense], poisoned=poisoned)

@@ -24,6 +24,7 @@ __all__ = [
     "Parts",
     "ToOwners",
     "cut_evenly",
+    "payload_offsets",
     "piece_bytes",
     "pieces_of",
 ]
@@ -255,6 +256,11 @@ def pieces_of(part: CodedPiece, chunk_bytes: int, granularity: int) -> list[Code
     ]
 
 
+def payload_offsets(codec: Codec, pieces: Sequence[CodedPiece]) -> list[int]:
+    """Return where each piece's payload begins, at multiples of 16 bytes, and the end of the last."""
+    return [0, *accumulate(-(-codec.nbytes(piece.numel) // _ROW_BYTES) * _ROW_BYTES for piece in pieces)]
+
+
 def _pieces(parts: Parts, k: int, ranks: Sequence[int]) -> list[tuple[int, CodedPiece]]:
     """Return piece k of each of these ranks that has one."""
     return [(rank, parts[rank][k]) for rank in ranks if k < len(parts[rank])]
@@ -262,10 +268,10 @@ def _pieces(parts: Parts, k: int, ranks: Sequence[int]) -> list[tuple[int, Coded
 
 def _slots(codec: Codec, pieces: Sequence[tuple[int, CodedPiece]], device: torch.device) -> PeerSlots:
     """Return room for a payload of each rank's piece, in one tensor; each begins at a multiple of 16 bytes."""
-    sizes = [codec.nbytes(piece.numel) for _, piece in pieces]
-    starts = [0, *accumulate(-(-size // _ROW_BYTES) * _ROW_BYTES for size in sizes)]
-    ranges = [(rank, start, start + size) for (rank, _), start, size in zip(pieces, starts, sizes, strict=False)]
-    return PeerSlots(torch.empty(starts[-1], dtype=torch.uint8, device=device), ranges)
+    *starts, end = payload_offsets(codec, [piece for _, piece in pieces])
+    placed = zip(pieces, starts, strict=True)
+    ranges = [(rank, start, start + codec.nbytes(piece.numel)) for (rank, piece), start in placed]
+    return PeerSlots(torch.empty(end, dtype=torch.uint8, device=device), ranges)
 
 
 def _num_rounds(parts: Parts) -> int:

@@ -1,18 +1,15 @@
 """Halves of a coded average by one collective each, where that costs less than messages between pairs of ranks."""
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from pliant.codecs import Codec
-from pliant.collectives.halves import CodedPiece, OwnerGather, OwnerReduction, Parts
+from pliant.collectives.halves import CodedPiece, OwnerGather, OwnerReduction, Parts, payload_offsets
 from pliant.comm.base import Comm, Work
 
 __all__ = ["GatherFromOwners", "SwapToOwners"]
-
-_ALIGNMENT_BYTES = 16
 
 
 class _Begun:
@@ -84,15 +81,9 @@ class GatherFromOwners(OwnerGather):
 
 def _slot_bytes(codec: Codec, parts: Parts) -> int:
     """Return the bytes of the longest part's payloads, each begun at a multiple of 16."""
-    return max(_offsets(codec, part)[-1] for part in parts)
-
-
-def _offsets(codec: Codec, pieces: Sequence[CodedPiece]) -> list[int]:
-    """Return where each payload begins, and the end of the last."""
-    sizes = [-(-codec.nbytes(piece.numel) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for piece in pieces]
-    return [0, *accumulate(sizes)]
+    return max(payload_offsets(codec, part)[-1] for part in parts)
 
 
 def _views(slot: Tensor, codec: Codec, pieces: Sequence[CodedPiece]) -> list[Tensor]:
-    starts = _offsets(codec, pieces)
+    starts = payload_offsets(codec, pieces)
     return [slot[start : start + codec.nbytes(piece.numel)] for start, piece in zip(starts, pieces, strict=False)]
