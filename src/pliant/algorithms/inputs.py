@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
 
-from pliant.spec import CodecSpec, Exchange, Schedule, Scheduling, Topology, from_json
+from pliant.spec import CodecSpec, Exchange, OwnerScheduling, Schedule, Scheduling, Topology, from_json
 from pliant.spec.reading import read_text
 
 __all__ = [
@@ -13,8 +13,10 @@ __all__ = [
     "HasGroups",
     "HasNode",
     "NamedCodec",
+    "OwnerScheduleLike",
     "ScheduleLike",
     "as_codec_spec",
+    "as_owner_schedule",
     "as_schedule",
     "node_of",
 ]
@@ -47,6 +49,8 @@ CodecLike = NamedCodec | CodecSpec | Exchange
 """A codec by value, by name, or as an algorithm that is one codec."""
 ScheduleLike = Scheduling | str | Path
 """A way for sums, or the file of one: of a topology, or of a schedule."""
+OwnerScheduleLike = OwnerScheduling | str | Path
+"""The same for sums that go to owners."""
 
 
 def node_of(algorithm: AlgorithmLike) -> Exchange:
@@ -91,13 +95,27 @@ def as_schedule(schedule: ScheduleLike) -> Scheduling:
         ValueError: It is neither a word nor a file of a topology or a schedule.
 
     """
-    if isinstance(schedule, (Topology, Schedule)) or schedule in ("ring", "auto"):
-        return cast(Scheduling, schedule)
+    return cast(Scheduling, _scheduling(schedule, "ring"))
+
+
+def as_owner_schedule(schedule: OwnerScheduleLike) -> OwnerScheduling:
+    """Return how sums go to owners, and weights back, with the content of a file in the place of its name.
+
+    Raises:
+        ValueError: It is neither a word nor a file of a topology or a schedule.
+
+    """
+    return cast(OwnerScheduling, _scheduling(schedule, "direct"))
+
+
+def _scheduling(schedule: ScheduleLike | OwnerScheduleLike, plain: str) -> Any:
+    if isinstance(schedule, (Topology, Schedule)) or schedule in (plain, "auto"):
+        return schedule
     try:
         text = read_text(Path(schedule))
     except OSError as error:
         raise ValueError(
-            f"schedule={str(schedule)!r} is neither 'ring' nor 'auto', nor a file that can be read ({error}); name the "
-            "file that `pliant probe` or `pliant schedule` has written."
+            f"schedule={str(schedule)!r} is neither {plain!r} nor 'auto', nor a file that can be read ({error}); name "
+            "the file that `pliant probe` or `pliant schedule` has written."
         ) from None
     return from_json(Schedule if '"rounds"' in text else Topology, text)

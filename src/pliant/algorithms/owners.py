@@ -1,6 +1,6 @@
 """Functions for algorithms with owners of parts: each returns a node of a plan. No torch here."""
 
-from pliant.algorithms.inputs import CodecLike, as_codec_spec
+from pliant.algorithms.inputs import CodecLike, OwnerScheduleLike, as_codec_spec, as_owner_schedule
 from pliant.spec import ParameterServer, Placement, ShardedOptimizer
 from pliant.spec.owners import Cut
 
@@ -14,6 +14,7 @@ def sharded_optimizer(
     cut: Cut = "auto",
     max_bytes: int = 0,
     owners: tuple[int, ...] = (),
+    schedule: OwnerScheduleLike = "direct",
 ) -> ShardedOptimizer:
     """Let owners step their parts of parameters: optimizer state and work are divided by the ranks (ZeRO-1).
 
@@ -26,6 +27,8 @@ def sharded_optimizer(
             optimizer works element by element, else nowhere.
         max_bytes: Most bytes of a part; 0 for one part of each rank.
         owners: Ranks to which the parts go in turn; empty to balance the load.
+        schedule: How gradients go to owners, and new weights back: "direct" straight to each and from each to all,
+            "auto" as is the fastest for the links, or a topology, a schedule, or a file of one.
 
     >>> from pliant.spec import CodecSpec
     >>> str(sharded_optimizer(CodecSpec(name="qsgd")))
@@ -35,7 +38,9 @@ def sharded_optimizer(
 
     """
     placement = Placement(bandwidths=tuple(bandwidths), cut=cut, max_bytes=max_bytes, owners=tuple(owners))
-    return ShardedOptimizer(codec=as_codec_spec(codec), placement=placement)
+    return ShardedOptimizer(
+        codec=as_codec_spec(codec), placement=placement, schedule=as_owner_schedule(schedule)
+    )
 
 
 def bounded_staleness(

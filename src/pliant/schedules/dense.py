@@ -1,7 +1,7 @@
 """Schedules for sums of dense vectors: the family over orders of hosts, and trees; and torch's ring beside them."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -16,7 +16,7 @@ from pliant.schedules.trees import pack_trees
 from pliant.schedules.verify import verify
 from pliant.spec import Schedule, Topology
 
-__all__ = ["dense_candidates", "dense_merged", "fastest_schedule", "owners_s", "ring_s"]
+__all__ = ["dense_candidates", "dense_merged", "fastest_schedule", "owners_s", "ring_s", "tree_schedules"]
 
 _BLOCKS_PER_RANK = 2
 _MOST_RANKS = 24
@@ -79,8 +79,7 @@ def fastest_schedule(
 def _schedules(topology: Topology, overheads: Overheads, limit_s: float) -> tuple[Schedule, ...]:
     """Return verified schedules for a topology, whatever the size of the vector."""
     found = [*_of_family(topology, overheads)]
-    if 1 < topology.num_ranks <= _MOST_RANKS:
-        found += _trees(topology, overheads, limit_s)
+    found += tree_schedules(topology, overheads, limit_s)
     for each in found:
         verify(each, dense_merged(each, each.num_blocks).collective)
     return tuple(found)
@@ -130,12 +129,29 @@ def _of_family(topology: Topology, overheads: Overheads) -> Iterator[Schedule]:
         yield from kept.values()
 
 
-def _trees(topology: Topology, overheads: Overheads, limit_s: float) -> Iterator[Schedule]:
+def tree_schedules(
+    topology: Topology, overheads: Overheads, limit_s: float, owned: Sequence[float] | None = None
+) -> Iterator[Schedule]:
+    """Yield what `pack_trees` makes within a time, in one and two rounds each way and over links with less delay.
+
+    Nothing for more than 24 ranks, whose programs take minutes, and for one.
+
+    Args:
+        topology: Network with the rates.
+        overheads: Overheads beside them.
+        limit_s: Time for all together.
+        owned: Share of the vector whose sum each rank must have; None where any rank may.
+
+    """
+    if not 1 < topology.num_ranks <= _MOST_RANKS:
+        return
     delays_s = Links(topology, overheads).delays_s
     between = delays_s[~np.eye(len(delays_s), dtype=bool)]
     limits_s = [np.inf] + ([float(np.quantile(between, q)) for q in _DELAY_QUANTILES] if len(set(between)) > 1 else [])
     for hops, max_delay_s in (((1, 1), np.inf), *(((2, 2), each) for each in dict.fromkeys(limits_s))):
-        found = pack_trees(topology, overheads, hops=hops, max_delay_s=max_delay_s, limit_s=limit_s / 4)
+        found = pack_trees(
+            topology, overheads, hops=hops, max_delay_s=max_delay_s, limit_s=limit_s / 4, owned=owned
+        )
         if found is not None:
             near = "" if max_delay_s == np.inf else f" under {1e3 * max_delay_s:.3g} ms"
             yield replace(found, name=found.name + near)

@@ -36,6 +36,7 @@ def pack_trees(
     hops: tuple[int, int] = (2, 2),
     max_delay_s: float = np.inf,
     limit_s: float = 10.0,
+    owned: Sequence[float] | None = None,
 ) -> Schedule | None:
     """Return a schedule of dense sums that divides a vector among trees, each of which takes other links.
 
@@ -52,6 +53,7 @@ def pack_trees(
         hops: Most rounds to a root, and from it: 1 or 2 each.
         max_delay_s: Longest delay of a link that is used.
         limit_s: Time after which no more trees are made.
+        owned: Share of the vector whose sum each rank must have, 1 together; None where roots are free.
 
     Returns:
         The schedule; None if ranks cannot reach each other over links with so little delay.
@@ -59,7 +61,7 @@ def pack_trees(
     """
     links = Links(topology, overheads if overheads is not None else Overheads())
     prices = _Prices(links, max_delay_s)
-    master = _Master(prices, hops)
+    master = _Master(prices, hops, None if owned is None else np.array(owned))
     if not master.begin():
         return None
     end_s = time.monotonic() + limit_s
@@ -160,8 +162,9 @@ _FAR = 1e12
 class _Master:
     """Linear program over the trees that there are. Variables are the rounds' times, then one share for each tree."""
 
-    def __init__(self, prices: _Prices, hops: tuple[int, int]) -> None:
-        self._prices, self._hops = prices, hops
+    def __init__(self, prices: _Prices, hops: tuple[int, int], owned: _Floats | None) -> None:
+        self._prices, self._hops, self._owned = prices, hops, owned
+        self._roots = range(prices.num_ranks) if owned is None else np.flatnonzero(owned).tolist()
         self._ups: dict[_Tree, _Floats] = {}
         self._downs: dict[_Tree, _Floats] = {}
         """Tree -> its seconds per byte on each resource in each round, (sum(hops) * num_resources,)."""
@@ -171,37 +174,53 @@ class _Master:
         """Make a tree to and from each root that can be reached, by rates alone; return whether there is one."""
         worth = np.full(self._prices.num_ranks, _FAR)
         self._add(np.ones(sum(self._hops) * len(self._prices.table)), worth, worth)
-        return not {tree.root for tree in self._ups}.isdisjoint(tree.root for tree in self._downs)
+        found = {tree.root for tree in self._ups} & {tree.root for tree in self._downs}
+        return bool(found) if self._owned is None else len(found) == len(self._roots)
 
     def improve(self) -> bool:
         """Solve the program, and make the trees that its prices ask for; return whether there are new ones."""
         from scipy.optimize import linprog
         from scipy.sparse import coo_matrix, csr_matrix, hstack
 
-        num, num_rounds, num_resources = self._prices.num_ranks, sum(self._hops), len(self._prices.table)
+        num_rounds, num_resources = sum(self._hops), len(self._prices.table)
         loads = csr_matrix(np.array([*self._ups.values(), *self._downs.values()]).T)
         rows = np.arange(num_rounds * num_resources)
         times = coo_matrix((-np.ones(len(rows)), (rows, rows // num_resources)), (len(rows), num_rounds))
         unit = 1 / loads.max()
-        equal = np.zeros((num + 1, num_rounds + len(self._ups) + len(self._downs)))  # as much to a root as from it
-        for k, tree in enumerate((*self._ups, *self._downs), start=num_rounds):
-            is_up = k < num_rounds + len(self._ups)
-            equal[tree.root, k] = 1 if is_up else -1
-            equal[num, k] = is_up
+        equal, given = self._shares_of_roots()
         solved = linprog(
             np.concatenate([np.ones(num_rounds), np.zeros(len(self._ups) + len(self._downs))]),
             A_ub=hstack([times, unit * loads]),
             b_ub=np.zeros(len(rows)),
-            A_eq=equal,
-            b_eq=np.concatenate([np.zeros(num), [1.0]]),
+            A_eq=np.hstack([np.zeros((len(equal), num_rounds)), equal]),
+            b_eq=given,
             method="highs",
         )
         if solved.status != 0:
             raise RuntimeError(f"the linear program of trees was not solved: {solved.message}")
         self._shares = dict(zip((*self._ups, *self._downs), solved.x[num_rounds:].tolist(), strict=True))
         duals = -unit * solved.ineqlin.marginals
-        by_root, whole = solved.eqlin.marginals[:num], solved.eqlin.marginals[num]
-        return self._add(duals, by_root + whole, -by_root)
+        return self._add(duals, *self._worths(solved.eqlin.marginals))
+
+    def _shares_of_roots(self) -> tuple[_Floats, _Floats]:
+        """Return what the trees' shares add up to, (num_sums, num_trees), and the sums, (num_sums,).
+
+        As much goes to a root as from it, and all is 1; or, where shares are owned, each root has its own both ways.
+        """
+        num, num_ups = self._prices.num_ranks, len(self._ups)
+        roots = np.array([tree.root for tree in (*self._ups, *self._downs)])
+        at_root = (np.arange(num)[:, None] == roots).astype(np.float64)  # (num_ranks, num_trees)
+        up = np.arange(len(roots)) < num_ups
+        if self._owned is None:
+            return np.vstack([np.where(up, at_root, -at_root), up]), np.append(np.zeros(num), 1.0)
+        return np.vstack([at_root * up, at_root * ~up]), np.tile(self._owned, 2)
+
+    def _worths(self, prices: _Floats) -> tuple[_Floats, _Floats]:
+        """Return what a tree to each root, and from it, may cost, by the prices of those sums."""
+        num = self._prices.num_ranks
+        if self._owned is None:
+            return prices[:num] + prices[num], -prices[:num]
+        return prices[:num], prices[num:]
 
     def _add(self, duals: _Floats, worth_up: _Floats, worth_down: _Floats) -> bool:
         """Add the trees that cost less than they are worth, (num_ranks,) each; return whether any is new."""
@@ -209,7 +228,7 @@ class _Master:
         costs = [self._prices.of(each) for each in duals.reshape(sum(hops), -1)]
         downs = [cost.T for cost in costs[hops[0] :][::-1]]  # a way from a root, run backwards
         found = False
-        for root in range(self._prices.num_ranks):
+        for root in self._roots:
             cost, moves = _to_root(root, costs[0], costs[1] if hops[0] == 2 else None)
             if cost < worth_up[root] - _TOLERANCE:
                 found |= self._keep(self._ups, _Tree(root=root, moves=moves), 0)
@@ -229,19 +248,21 @@ class _Master:
         return True
 
     def blocks(self) -> Iterator[tuple[float, _Tree, _Tree]]:
-        """Yield shares of the vector with the trees to and from their roots."""
-        left = dict(self._shares)
-        for root in range(self._prices.num_ranks):
-            mine = [
-                [tree for tree in trees if tree.root == root and tree in left] for trees in (self._ups, self._downs)
-            ]
-            ups, downs = mine
-            while ups and downs:
-                share = min(left[ups[-1]], left[downs[-1]])
-                if share >= _LEAST_SHARE:
-                    yield share, ups[-1], downs[-1]
-                for trees in (ups, downs):
-                    left[trees[-1]] -= share
-                for trees in (ups, downs):
-                    if left[trees[-1]] <= 1e-9:
-                        trees.pop()
+        """Yield shares of the vector with the trees to and from their roots; of an owner one at least."""
+        for root in self._roots:
+            found = list(self._blocks_of(root))
+            large = [each for each in found if each[0] >= _LEAST_SHARE]
+            yield from large or ([] if self._owned is None else [max(found, key=lambda each: each[0])])
+
+    def _blocks_of(self, root: int) -> Iterator[tuple[float, _Tree, _Tree]]:
+        """Pair the trees to a root with those from it, by their shares."""
+        left = self._shares
+        ups, downs = ([tree for tree in trees if tree.root == root and tree in left] for trees in (self._ups, self._downs))
+        while ups and downs:
+            share = min(left[ups[-1]], left[downs[-1]])
+            yield share, ups[-1], downs[-1]
+            left[ups[-1]] -= share
+            left[downs[-1]] -= share
+            for trees in (ups, downs):
+                if left[trees[-1]] <= 1e-9:
+                    trees.pop()

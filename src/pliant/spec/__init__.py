@@ -20,7 +20,7 @@ from pliant.spec.machine import Machine
 from pliant.spec.momenta import CompressedMomentum, DecoupledMomentum
 from pliant.spec.owners import ParameterServer, Placement, ShardedOptimizer
 from pliant.spec.plan import Match, Rule, SyncPlan
-from pliant.spec.schedule import Move, Schedule, Scheduling, with_schedule
+from pliant.spec.schedule import Move, OwnerScheduling, Schedule, Scheduling, with_schedule
 from pliant.spec.selection import Agreement, Selection, ValueBits
 from pliant.spec.sharded import ReduceScatter, Residual, Sharded, WeightGather
 from pliant.spec.target import Target
@@ -63,6 +63,7 @@ __all__ = [
     "Match",
     "Move",
     "Outer",
+    "OwnerScheduling",
     "ParameterServer",
     "Placement",
     "Rack",

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.exchange import Exchange, Feedback, Timing, require, require_codec
 from pliant.spec.ranges import Number, Range, check_ranges
+from pliant.spec.schedule import OwnerScheduling
 
 __all__ = ["ELEMENTWISE_OPTIMIZERS", "Cut", "ParameterServer", "Placement", "ShardedOptimizer", "placement_of"]
 
@@ -63,6 +64,8 @@ class ShardedOptimizer(Exchange):
     codec: CodecSpec | None = None
     """In how many bits gradients travel; weights travel as they are."""
     placement: Placement = field(default_factory=Placement)
+    schedule: OwnerScheduling = "direct"
+    """How gradients go to owners, and new weights from them, over the network."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

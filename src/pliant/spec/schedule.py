@@ -10,7 +10,7 @@ from pliant.spec.exchange import Exchange
 from pliant.spec.plain import LATER
 from pliant.spec.topology import Topology
 
-__all__ = ["Move", "Schedule", "Scheduling", "with_schedule"]
+__all__ = ["Move", "OwnerScheduling", "Schedule", "Scheduling", "with_schedule"]
 
 _MOST = 1 << 20
 
@@ -89,8 +89,16 @@ Scheduling = Literal["ring", "auto"] | Topology | Schedule
 parts; by the fastest schedule for the links that are measured when training starts, or for those of a topology; or by a
 given schedule."""
 
+OwnerScheduling = Literal["direct", "auto"] | Topology | Schedule
+"""How sums go to the owners of parts, and what they make of them back to all: straight from every rank to each owner,
+and from there to each rank; by the fastest schedule, as in `Scheduling`; or by a given schedule, whose partial sums end
+on the owners."""
 
-def with_schedule(node: Exchange, schedule: Scheduling | Callable[[Exchange], Scheduling]) -> Exchange:
+
+def with_schedule(
+    node: Exchange,
+    schedule: Scheduling | OwnerScheduling | Callable[[Exchange], Scheduling | OwnerScheduling],
+) -> Exchange:
     """Return the node with a schedule in the place of each that is "auto", in all nodes inside it as well.
 
     Args:

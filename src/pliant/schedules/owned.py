@@ -1,0 +1,164 @@
+"""Schedules of sums that end on the owners of parts, and of what goes back from them: found, and beside the plain way.
+
+Each is a schedule of dense sums whose roots are the owners: its reductions carry gradients, its copies new weights.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from pliant.netmodel import DenseExchange, Links, Overheads
+from pliant.schedules.collective import Collective
+from pliant.schedules.cost import Cost, predict_cost
+from pliant.schedules.dense import dense_merged, tree_schedules
+from pliant.schedules.family import build_schedule, shapes
+from pliant.schedules.orders import host_orders, reordered
+from pliant.schedules.rooted import Half, place_half
+from pliant.schedules.select import Candidate
+from pliant.schedules.verify import verify
+from pliant.spec import Schedule, Topology
+
+__all__ = ["direct_s", "fastest_owner_schedule", "owner_candidates", "owner_task"]
+
+_PARTS = 16
+"""Shares are rounded to so many parts of a rank's mean, so that vectors that are cut about alike share schedules."""
+
+
+def owner_task(owned_bytes: Sequence[int], kind: Half) -> Collective:
+    """Return what moves if each rank owns so many bytes: of each part to its owner, or of each part back to all."""
+    owners = [rank for rank, num_bytes in enumerate(owned_bytes) if num_bytes]
+    alone, everybody = tuple((owner,) for owner in owners), (tuple(range(len(owned_bytes))),) * len(owners)
+    return Collective(
+        num_ranks=len(owned_bytes),
+        block_bytes=tuple(owned_bytes[owner] for owner in owners),
+        holders=everybody if kind == "reduce" else alone,
+        needers=alone if kind == "reduce" else everybody,
+    )
+
+
+def owner_candidates(
+    to_bytes: Sequence[int],
+    from_bytes: Sequence[int],
+    topology: Topology,
+    overheads: Overheads | None = None,
+    *,
+    num_sums: int = 1,
+    limit_s: float = 10.0,
+) -> list[Candidate]:
+    """Return verified schedules whose roots are owners with what they are predicted to take, the fastest first.
+
+    The family over the orders of `host_orders`, and `pack_trees` where each root has the share that it owns. The result
+    depends on how fast the machine is if `limit_s` is short, so let one rank ask.
+
+    Args:
+        to_bytes: Of the part that each rank owns of a sum, (num_ranks,); all 0 if nothing is summed.
+        from_bytes: Of what each rank sends back to all, (num_ranks,); all 0 if nothing is.
+        topology: Network of the ranks.
+        overheads: Overheads beside it.
+        num_sums: Sums for each time that something goes back.
+        limit_s: Time for all trees together.
+
+    """
+    overheads = overheads if overheads is not None else Overheads()
+    given = [round(num_sums * to + back) for to, back in zip(to_bytes, from_bytes, strict=True)]
+    part = sum(given) / len(given) / _PARTS or 1
+    shares = tuple(max(1, round(each / part)) if each else 0 for each in given)
+    found = [
+        _candidate(schedule, to_bytes, from_bytes, topology, overheads, num_sums)
+        for schedule in _schedules(shares, topology, overheads, limit_s)
+    ]
+    return sorted(found, key=lambda each: (each.cost.total_s, each.cost.num_messages, each.name))
+
+
+@lru_cache(maxsize=256)
+def fastest_owner_schedule(
+    to_bytes: tuple[int, ...],
+    from_bytes: tuple[int, ...],
+    topology: Topology,
+    overheads: Overheads | None = None,
+    *,
+    num_sums: int = 1,
+) -> Schedule | None:
+    """Return the schedule that is predicted to be the fastest of `owner_candidates`; None if the direct way is."""
+    if topology.num_ranks == 1 or not any((*to_bytes, *from_bytes)):
+        return None
+    best = owner_candidates(to_bytes, from_bytes, topology, overheads, num_sums=num_sums)[0]
+    to_s = direct_s(to_bytes, "reduce", topology, overheads)
+    straight_s = num_sums * to_s + direct_s(from_bytes, "copy", topology, overheads)
+    return best.schedule if best.cost.total_s < straight_s else None
+
+
+def direct_s(
+    owned_bytes: Sequence[int], kind: Half, topology: Topology, overheads: Overheads | None = None
+) -> float:
+    """Return what parts of so many bytes are predicted to take straight from every rank to their owners, or back."""
+    held, everybody = np.array([owned_bytes], dtype=np.float64), np.ones((1, len(owned_bytes)))
+    if not held.any():
+        return 0.0
+    links = Links(topology, overheads)
+    give, take = (everybody, held) if kind == "reduce" else (held, everybody)
+    sent_s = float(links.load(DenseExchange(give=give, take=take, rotated=True)).total_s[0])
+    if kind == "copy":
+        return sent_s
+    added = float(held.max()) * (len(owned_bytes) - 1)
+    return sent_s + added / links.overheads.reduce_bytes_per_s * topology.ranks_per_cpu
+
+
+@lru_cache(maxsize=32)
+def _schedules(
+    shares: tuple[int, ...], topology: Topology, overheads: Overheads, limit_s: float
+) -> tuple[Schedule, ...]:
+    """Return verified schedules whose roots own parts in proportion to these shares."""
+    found = [*_of_family(shares, topology, overheads)]
+    found += tree_schedules(topology, overheads, limit_s, [share / sum(shares) for share in shares])
+    for each in found:
+        verify(each, dense_merged(each, each.num_blocks).collective)
+    return tuple(found)
+
+
+def _of_family(shares: Sequence[int], topology: Topology, overheads: Overheads) -> Iterator[Schedule]:
+    """Yield every shape of the family, over each order of hosts, with a block for each owner."""
+    owners = [rank for rank, share in enumerate(shares) if share]
+    parts = tuple(shares[owner] / sum(shares) for owner in owners)
+    even = Schedule(name="even", num_ranks=len(shares), num_blocks=len(owners), rounds=(), shares=parts)
+    task = dense_merged(even, len(owners)).collective
+    for number, order in enumerate(host_orders(topology, overheads)):
+        ordered, renamed = reordered(topology, order)
+        ranks = [rank for host in order for rank in topology.ranks_of(host)]
+        places = [ranks.index(owner) for owner in owners]
+        for shape in shapes(ordered):
+            if number and shape.name == "direct":  # has no neighbours
+                continue
+            name = shape.name if number == 0 else f"{shape.name} by {'-'.join(map(str, order))}"
+            yield replace(renamed(build_schedule(task, places, shape)), name=name, shares=parts)
+
+
+def _candidate(
+    schedule: Schedule,
+    to_bytes: Sequence[int],
+    from_bytes: Sequence[int],
+    topology: Topology,
+    overheads: Overheads,
+    num_sums: int,
+) -> Candidate:
+    first, second = (
+        _cost_of_half(schedule, kind, owned_bytes, topology, overheads)
+        for kind, owned_bytes in (("reduce", to_bytes), ("copy", from_bytes))
+    )
+    cost = Cost(
+        rounds=first.rounds * num_sums + second.rounds,
+        sent_bytes=tuple(num_sums * up + down for up, down in zip(first.sent_bytes, second.sent_bytes, strict=True)),
+        num_messages=num_sums * first.num_messages + second.num_messages,
+    )
+    merged = dense_merged(schedule, max(sum(to_bytes), sum(from_bytes)))
+    return Candidate(name=schedule.name, merged=merged, schedule=schedule, cost=cost)
+
+
+def _cost_of_half(
+    schedule: Schedule, kind: Half, owned_bytes: Sequence[int], topology: Topology, overheads: Overheads
+) -> Cost:
+    alone = tuple((rank,) for rank in range(len(owned_bytes)))
+    half = place_half(schedule, kind, tuple(owned_bytes), alone)
+    return predict_cost(half.schedule, half.collective, topology, overheads)
