@@ -14,7 +14,7 @@ from pliant.comm import RecordedComm, run_world
 from pliant.engine.plan_resolution import resolve_plan
 from pliant.schedules import SolverOptions, background as background_module, choice as choice_module
 from pliant.schedules.choice import ScheduleChoice, SumKind
-from pliant.schedules.dense import dense_candidates, fastest_schedule
+from pliant.schedules.dense import dense_candidates, dense_task, fastest_schedule
 from pliant.schedules.scheduled_comm import ScheduledComm, scheduled
 from pliant.simulator import simulate
 from pliant.spec import AllReduce, Rule, Schedule, SyncPlan, TensorSpec, Workload, from_json, save, to_json
@@ -161,7 +161,13 @@ def test_a_search_counts_the_pause_before_the_sums(pause_s, monkeypatch):
 
     def train(context):
         choice = ScheduleChoice(context.comm, topology, overheads=None, solver=SOON)
-        kind = SumKind(name="x", num_bytes=1 << 20, device=torch.device("cpu"), without_s=predict, make=lambda _: None)
+        kind = SumKind(
+            name="x",
+            task=dense_task(1 << 20, 2),
+            device=torch.device("cpu"),
+            without_s=predict,
+            make=lambda _: None,
+        )
         for k in range(SOON.after + 1):
             choice.way(kind)
             if context.rank == 0:

@@ -38,9 +38,7 @@ def sharded_optimizer(
 
     """
     placement = Placement(bandwidths=tuple(bandwidths), cut=cut, max_bytes=max_bytes, owners=tuple(owners))
-    return ShardedOptimizer(
-        codec=as_codec_spec(codec), placement=placement, schedule=as_owner_schedule(schedule)
-    )
+    return ShardedOptimizer(codec=as_codec_spec(codec), placement=placement, schedule=as_owner_schedule(schedule))
 
 
 def bounded_staleness(

@@ -1,6 +1,8 @@
 """Gradients on their way to the owners of their parts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +14,29 @@ from pliant.collectives.rounds import comm_for_rows
 from pliant.comm.base import Comm
 from pliant.layouts.parts import Range
 
-__all__ = ["ReduceToOwners", "SpreadFromOwners"]
+__all__ = ["OwnerWays", "ReduceToOwners", "SpreadFromOwners"]
+
+
+class OwnerWays(Protocol):
+    """Ways of parts between hosts, other than straight to their owners and straight from them."""
+
+    def to_owners(
+        self, slices: OwnerSlices, x: Tensor, codec: Codec | None, directly: Callable[[int], None]
+    ) -> Callable[[int], None]:
+        """Return what adds up x at the owners of its parts, given a seed.
+
+        Args:
+            slices: Where parts lie in x, and who has them on each host.
+            x: Vector of all calls, (numel,); what this rank does not own is left in any state.
+            codec: Codec of what travels.
+            directly: The direct way.
+
+        """
+        ...
+
+    def from_owners(self, slices: OwnerSlices, x: Tensor, directly: Callable[[], None]) -> Callable[[], None]:
+        """Return what gives the parts of x, (numel,), which lie with their owners, to one rank of each host."""
+        ...
 
 
 class ReduceToOwners:
@@ -23,7 +47,7 @@ class ReduceToOwners:
     1. over a comm with levels, ranks of a host first add up, slice by slice (`OwnerSlices`), exactly, so that each part
        leaves the host once; over any other comm this is left out;
     2. every rank sends each owner what it has summed for it, large messages one after another; an owner adds them to
-       its own, in the order of ranks, so that a sum is the same in every run;
+       its own, in the order of ranks, so that a sum is the same in every run; or `ways` say otherwise;
     3. all gather the Euclidean norms of the sums: 8 bytes for each part, as many from each rank as from the owner of
        most, in few rounds (`comm_for_rows`).
 
@@ -39,10 +63,19 @@ class ReduceToOwners:
         comm: Ranks to sum over.
         like: The vector, for its dtype and device.
         codec: Codec of gradients on the wire between ranks, or with levels between hosts; owners' own are never coded.
+        ways: Other ways of the second phase; straight to owners if None.
 
     """
 
-    def __init__(self, parts: Sequence[tuple[int, Range]], comm: Comm, *, like: Tensor, codec: Codec | None) -> None:
+    def __init__(
+        self,
+        parts: Sequence[tuple[int, Range]],
+        comm: Comm,
+        *,
+        like: Tensor,
+        codec: Codec | None,
+        ways: OwnerWays | None = None,
+    ) -> None:
         self._rank, self._codec = comm.rank, codec
         self._held: list[list[Range]] = [[] for _ in range(comm.size)]  # per owner, where its parts lie in the vector
         for owner, part in parts:
@@ -50,12 +83,9 @@ class ReduceToOwners:
         numels = [sum(b - a for a, b in held) for held in self._held]
         self._slices = OwnerSlices(numels, comm)
         self._packed = torch.empty_like(like)  # (numel,), by owner
-        mine = self._part(comm.rank)
-        self._inbox = {peer: self._message(mine) for peer in self._slices.elsewhere if len(mine)}
-        self._outbox = {owner: self._message(self._part(owner)) for owner in self._slices.others if numels[owner]}
-        if codec is None:  # what is packed travels as it is
-            self._outbox = {owner: self._part(owner) for owner in self._outbox}
         self._largest_bytes = max(self._num_bytes(numel) for numel in numels)
+        directly = self._add_up_directly
+        self._add_up = directly if ways is None else ways.to_owners(self._slices, self._packed, codec, directly)
         most = max(map(len, self._held))
         self._norms = torch.zeros(comm.size, most, dtype=torch.float64, device=like.device)
         self._own_norms = torch.zeros(most, dtype=torch.float64, device=like.device)
@@ -73,6 +103,12 @@ class ReduceToOwners:
                 self._packed[at : at + stop - start].copy_(x[start:stop])
                 at += stop - start
         self._slices.sum_inside(self._packed)
+        self._add_up(seed)
+        total = self._part(self._rank)
+        self._tell_norms(total)
+        self._unpack(x, total)
+
+    def _add_up_directly(self, seed: int) -> None:
         if self._codec is not None:
             for owner, payload in self._outbox.items():
                 self._codec.encode(self._part(owner), payload, seed + self._rank + 1)
@@ -80,8 +116,17 @@ class ReduceToOwners:
         total = self._part(self._rank)
         for message in self._inbox.values():
             total.add_(message) if self._codec is None else self._codec.decode_add(message, total)
-        self._tell_norms(total)
-        self._unpack(x, total)
+
+    @cached_property
+    def _inbox(self) -> dict[int, Tensor]:
+        mine = self._part(self._rank)
+        return {peer: self._message(mine) for peer in self._slices.elsewhere if len(mine)}
+
+    @cached_property
+    def _outbox(self) -> dict[int, Tensor]:
+        """Messages to owners: of what is packed, which travels as it is, or of payloads."""
+        parts = {owner: self._part(owner) for owner in self._slices.others if len(self._part(owner))}
+        return parts if self._codec is None else {owner: self._message(part) for owner, part in parts.items()}
 
     def _tell_norms(self, total: Tensor) -> None:
         at = 0
@@ -123,13 +168,24 @@ class SpreadFromOwners:
         comm: Ranks.
         dtype: Dtype of the vector.
         device: Device of the vector.
+        ways: Other ways between hosts; straight from owners if None.
 
     """
 
-    def __init__(self, numels: Sequence[int], comm: Comm, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        numels: Sequence[int],
+        comm: Comm,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        ways: OwnerWays | None = None,
+    ) -> None:
         self._rank, self._slices = comm.rank, OwnerSlices(numels, comm)
         self._packed = torch.empty(sum(numels), dtype=dtype, device=device)
         self._largest_bytes = max(numels) * self._packed.element_size()
+        directly = self._send_directly
+        self._send = directly if ways is None else ways.from_owners(self._slices, self._packed, directly)
 
     def part(self, rank: int) -> Tensor:
         """Return a rank's part: to be filled by its owner before a call, and full on all ranks after it."""
@@ -137,10 +193,13 @@ class SpreadFromOwners:
 
     def __call__(self) -> None:
         """Give all ranks all parts. Collective."""
+        self._send()
+        self._slices.spread_inside(self._packed)
+
+    def _send_directly(self) -> None:
         slices, mine = self._slices, self.part(self._rank)
         sends = [(peer, mine) for peer in sorted(slices.elsewhere, key=self._distance)]
         swap(slices.flat, sends, [(of, self.part(of)) for of in slices.others], self._largest_bytes)
-        slices.spread_inside(self._packed)
 
     def _distance(self, peer: int) -> int:
         return (peer - self._rank) % self._slices.flat.size

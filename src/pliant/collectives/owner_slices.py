@@ -11,7 +11,14 @@ from pliant.comm.base import Comm
 from pliant.comm.hierarchical import HierarchicalComm
 from pliant.layouts.aggregators import Aggregators
 
-__all__ = ["OwnerSlices"]
+__all__ = ["OwnerSlices", "hosts_of"]
+
+
+def hosts_of(comm: Comm) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each host of a comm with levels; of any other each rank is a host by itself."""
+    if isinstance(comm, HierarchicalComm):
+        return tuple(map(tuple, comm.groups))
+    return tuple((rank,) for rank in range(comm.size))
 
 
 class OwnerSlices:
@@ -28,8 +35,11 @@ class OwnerSlices:
 
     def __init__(self, numels: Sequence[int], comm: Comm) -> None:
         levels = comm if isinstance(comm, HierarchicalComm) else None
-        hosts = [[rank] for rank in range(comm.size)] if levels is None else levels.groups
-        ways = Aggregators.of(hosts, comm.rank)
+        self.hosts = hosts_of(comm)
+        """Ranks of each host."""
+        ways = Aggregators.of(self.hosts, comm.rank)
+        self.numels = tuple(numels)
+        """Elements that each rank owns."""
         self.flat = comm if levels is None else levels.flat
         """All ranks, alike."""
         self._inside = None if levels is None or levels.inner.size == 1 else levels.inner
@@ -44,6 +54,11 @@ class OwnerSlices:
         self._ranges = dict(zip(self.order, pairwise(ends), strict=True))
         self._slices = [(self._ranges[held[0]][0], self._ranges[held[-1]][1]) for held in ways.owners]
         self._inbox: Tensor | None = None
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Where the part of each rank begins in a vector of this rank."""
+        return tuple(self._ranges[owner][0] for owner in range(len(self.numels)))
 
     def part(self, x: Tensor, owner: int) -> Tensor:
         """Return a view of an owner's part of x, (numel,)."""

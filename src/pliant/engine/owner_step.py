@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from pliant.algorithms.executors.owner_ways import owner_ways
 from pliant.collectives.owner import SpreadFromOwners
 from pliant.comm.base import CommError
 from pliant.engine.algorithm_state import AlgorithmState
@@ -16,7 +17,9 @@ from pliant.engine.optimizer_copy import OptimizerCopy
 from pliant.engine.owned_ranges import OwnedRanges, pack, unpack, whole_state
 from pliant.engine.owner_keys import OwnerKeys, is_of_ranks
 from pliant.layouts.parts import Range
+from pliant.spec import OwnerScheduling
 from pliant.spec.exchange import Level
+from pliant.spec.owners import schedule_of
 
 __all__ = ["OwnerStep"]
 
@@ -125,17 +128,20 @@ class OwnerStep:
                     unpack(spread.part(rank), [view for own in theirs for view in own.views(own.parameter)])
 
     def _make_spreads(self, store: AlgorithmState, comms: Comms, names: set[str]) -> list[_Spread]:
-        """Return what sends new weights to all: of each kind of levels, and each dtype."""
-        kinds: dict[tuple[tuple[Level, ...], torch.dtype], list[str]] = {}
+        """Return what sends new weights to all: of each kind of levels, each schedule, and each dtype."""
+        kinds: dict[tuple[tuple[Level, ...], OwnerScheduling, torch.dtype], list[str]] = {}
         for name in (name for name in self.parameters if name in names):
-            key = store.nodes[name].levels, self.parameters[name].dtype.to_real()
+            node = store.nodes[name]
+            key = node.levels, schedule_of(node), self.parameters[name].dtype.to_real()
             kinds.setdefault(key, []).append(name)
         made: list[_Spread] = []
-        for (_, dtype), mine in kinds.items():
+        for (_, _, dtype), mine in kinds.items():
             held = [[owned[name] for name in mine if name in owned] for owned in self._owned]
             numels = [sum(own.numel for own in theirs) for theirs in held]
-            comm, device = comms.of(store.nodes[mine[0]]), self.parameters[mine[0]].device
-            made.append((SpreadFromOwners(numels, comm, dtype=dtype, device=device), held))
+            node, device = store.nodes[mine[0]], self.parameters[mine[0]].device
+            comm = comms.of(node)
+            ways = owner_ways(node, comm)
+            made.append((SpreadFromOwners(numels, comm, dtype=dtype, device=device, ways=ways), held))
         return made
 
     @torch.no_grad()

@@ -16,6 +16,7 @@ from typing import Literal
 from pliant.netmodel import Overheads
 from pliant.schedules.collective import Collective, merge_blocks
 from pliant.schedules.dense import dense_candidates
+from pliant.schedules.owned import owner_candidates
 from pliant.schedules.refine import improve_owners, improve_rounds
 from pliant.schedules.select import Candidate, candidates
 from pliant.spec import Topology, from_json, to_json
@@ -60,13 +61,12 @@ class SolverJob:
     overheads: Overheads
     limit_s: float
     is_dense: bool = False
-    """Whether all of one vector is summed, which may be cut anywhere."""
+    """Whether blocks may be cut anywhere: all of one vector, or parts of it, each with an owner."""
 
     def solve(self) -> Candidate:
         """Return the best that the programs whose solvers are installed find; the family's best if nothing."""
         if self.is_dense:
-            num_bytes = sum(self.collective.block_bytes)
-            return dense_candidates(num_bytes, self.topology, self.overheads, limit_s=self.limit_s)[0]
+            return self._solve_dense()
         best = candidates(merge_blocks(self.collective), self.topology, self.overheads)[0]
         limit_s = self.limit_s / 2
         found = [best]
@@ -76,6 +76,18 @@ class SolverJob:
             with suppress(ValueError):  # too large, even over few super-blocks
                 found.append(improve_rounds(best, self.collective, self.topology, self.overheads, limit_s=limit_s))
         return min(found, key=lambda each: each.cost.total_s)
+
+    def _solve_dense(self) -> Candidate:
+        task, topology, overheads, limit_s = self.collective, self.topology, self.overheads, self.limit_s
+        if task.dense_bytes:
+            return dense_candidates(task.dense_bytes, topology, overheads, limit_s=limit_s)[0]
+        to_bytes, from_bytes = [0] * task.num_ranks, [0] * task.num_ranks
+        for held, needed, num_bytes in zip(task.holders, task.needers, task.block_bytes, strict=True):
+            if len(needed) == 1:
+                to_bytes[needed[0]] = num_bytes
+            else:
+                from_bytes[held[0]] = num_bytes
+        return owner_candidates(to_bytes, from_bytes, topology, overheads, limit_s=limit_s)[0]
 
 
 class SolverProcess:

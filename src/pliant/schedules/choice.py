@@ -5,7 +5,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from pliant.schedules.background import BackgroundSolver, SolverOptions
 from pliant.schedules.collective import Collective
 from pliant.spec import Schedule, Topology, from_json, to_json
 
-__all__ = ["SCHEDULE_SOLVER", "ScheduleChoice", "SumKind"]
+__all__ = ["SCHEDULE_SOLVER", "ScheduleChoice", "SumKind", "choice_for"]
 
 SCHEDULE_SOLVER = SolverOptions(after=8, limit_s=20.0, trials=5)
 """Sums of a kind before a search for it, its time limit, and sums on trial."""
@@ -34,8 +34,8 @@ class SumKind:
 
     name: str
     """Name that is the same on all ranks, and no other kind's."""
-    num_bytes: int
-    """Bytes of the vector, or of its payload."""
+    task: Collective
+    """Who has what before, and needs what after, among those for whom schedules are: bytes, or those of payloads."""
     device: torch.device
     without_s: Callable[[Topology, Overheads], float]
     """Predicts the seconds of the sum without a schedule."""
@@ -58,6 +58,7 @@ class ScheduleChoice:
         schedule: A schedule, or the network for which to find some: that of all ranks, or of one rank for each host.
         overheads: Overheads beside the topology.
         solver: When searches begin and end, and how long results are on trial.
+        num_places: Ranks of a schedule; fewer than those that add up where hosts stand in their place.
 
     Raises:
         ValueError: The schedule or the topology is for another number of ranks.
@@ -65,16 +66,23 @@ class ScheduleChoice:
     """
 
     def __init__(
-        self, comm: Comm, schedule: Schedule | Topology, *, overheads: Overheads | None, solver: SolverOptions
+        self,
+        comm: Comm,
+        schedule: Schedule | Topology,
+        *,
+        overheads: Overheads | None = None,
+        solver: SolverOptions = SCHEDULE_SOLVER,
+        num_places: int | None = None,
     ) -> None:
+        num_places = comm.size if num_places is None else num_places
         self.comm = comm
         """Ranks that add up."""
         self._given = schedule if isinstance(schedule, Schedule) else None
-        self._topology = _topology_for(comm, schedule) if isinstance(schedule, Topology) else None
-        if self._given is not None and self._given.num_ranks != comm.size:
+        self._topology = _topology_for(num_places, schedule) if isinstance(schedule, Topology) else None
+        if self._given is not None and self._given.num_ranks != num_places:
             raise ValueError(
-                f"the schedule {self._given.name!r} is for {self._given.num_ranks} ranks, but {comm.size} add up; make "
-                "one for this network with `pliant schedule`."
+                f"the schedule {self._given.name!r} is for {self._given.num_ranks} ranks, but {num_places} add up; "
+                "make one for this network with `pliant schedule`."
             )
         self._overheads = overheads if overheads is not None else Overheads()
         self._ready: dict[str, Callable[..., None]] = {}
@@ -100,6 +108,13 @@ class ScheduleChoice:
         """Whether schedules are still searched for, or on trial; alike on all ranks."""
         return self._is_open
 
+    def carry_out(self, kind: SumKind, otherwise: Callable[..., None], *given: Any) -> None:
+        """Carry out the next sum, which is of this kind, by its schedule if it has one. Collective."""
+        way = self.way(kind) or otherwise
+        start_s = time.perf_counter()
+        way(*given)
+        self.note(kind, start_s)
+
     def way(self, kind: SumKind) -> Callable[..., None] | None:
         """Return what carries out the next sum, which is of this kind, by a schedule; None without. Collective."""
         if self._given is not None and kind.name not in self._ready:
@@ -121,11 +136,9 @@ class ScheduleChoice:
         synchronize(kind.device)
         end_s, pause_s = time.perf_counter(), start_s - self._ended_s
         self._ended_s = end_s
-        everybody = (tuple(range(self.comm.size)),)
-        task = Collective(num_ranks=self.comm.size, block_bytes=(kind.num_bytes,), holders=everybody, needers=everybody)
         predict = partial(kind.without_s, self._topology)
         name = kind.name.encode()
-        self._solver.note_call(name, task, predict, end_s - start_s, pause_s=pause_s, is_dense=True)
+        self._solver.note_call(name, kind.task, predict, end_s - start_s, pause_s=pause_s, is_dense=True)
 
     def _listen(self, device: torch.device) -> None:
         """Do what rank 0 has decided."""
@@ -168,13 +181,27 @@ class ScheduleChoice:
             self._solver.close()
 
 
-def _topology_for(comm: Comm, topology: Topology) -> Topology:
-    """Return the network of a comm's ranks: all of them, or one for each host."""
-    if comm.size == topology.num_ranks:
+def choice_for(comm: Comm, schedule: Schedule | Topology, num_places: int) -> ScheduleChoice:
+    """Return the choice among the ways of sums over a comm; one for all that ask for the same."""
+    key = id(comm), schedule, num_places
+    made = _MADE.get(key) or ScheduleChoice(comm, schedule, num_places=num_places)
+    _MADE[key] = made
+    return made
+
+
+_MADE: "weakref.WeakValueDictionary[tuple[int, Schedule | Topology, int], ScheduleChoice]" = (
+    weakref.WeakValueDictionary()
+)
+"""Each keeps the comm of its key, so that no other has its id."""
+
+
+def _topology_for(num_places: int, topology: Topology) -> Topology:
+    """Return the network of those who add up: of all ranks, or of one for each host."""
+    if num_places == topology.num_ranks:
         return topology
-    if comm.size == len(topology.hosts):
-        return replace(topology, hosts=tuple(replace(host, num_ranks=1) for host in topology.hosts))
+    if num_places == len(topology.hosts):
+        return topology.one_rank_each
     raise ValueError(
-        f"the topology has {topology.num_ranks} ranks on {len(topology.hosts)} hosts, but {comm.size} ranks add up; "
+        f"the topology has {topology.num_ranks} ranks on {len(topology.hosts)} hosts, but {num_places} ranks add up; "
         "probe this cluster, or use schedule='auto'."
     )

@@ -1,4 +1,4 @@
-"""A mean whose sums travel in a codec's payloads, along a schedule."""
+"""Means and sums that travel in a codec's payloads, along a schedule."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +11,13 @@ from pliant.codecs import Codec, encode_feedback, finite_flag, keep_unless
 from pliant.comm.agreement import require_same
 from pliant.comm.base import Comm
 from pliant.schedules.coded_rounds import CodedMessage, coded_rounds, room
-from pliant.schedules.dense import dense_merged
+from pliant.schedules.collective import Collective
 from pliant.schedules.posted_rounds import PostedRounds
+from pliant.schedules.rooted import OwnerSchedule
 from pliant.schedules.verify import ScheduleError, verify
 from pliant.spec import Schedule
 
-__all__ = ["ScheduledCodedAverage"]
+__all__ = ["ScheduledCodedAverage", "ScheduledCodedSum"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,84 @@ class _Round:
     """In ascending order of sources, which is the order of summation."""
 
 
-class ScheduledCodedAverage:
+class _CodedMoves:
+    """Blocks of a vector that go along a schedule in a codec's payloads, between buffers that are made once.
+
+    Args:
+        schedule: Verified here against the collective, and compared with those of the other ranks.
+        collective: Holders and needers of each block; its bytes are elements.
+        starts: Where each block begins on this rank.
+        codec: Any codec.
+        comm: Ranks that take part.
+        told: What else ranks must have alike.
+        device: Device of the buffers.
+
+    Raises:
+        ScheduleError: The schedule is not right, or other ranks have another one.
+
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        collective: Collective,
+        starts: Sequence[int],
+        codec: Codec,
+        comm: Comm,
+        *,
+        told: str,
+        device: torch.device,
+    ) -> None:
+        verify(schedule, collective)
+        cure = "make it from the same data on all ranks, or broadcast it"
+        told = f"{schedule} {codec} {collective.block_bytes} {told}"
+        require_same(comm, "the schedule, or its codec,", told, device, cure=cure, error=ScheduleError)
+        self._codec, self._comm, self._device = codec, comm, device
+        self._spans = [(start, start + n) for start, n in zip(starts, collective.block_bytes, strict=True)]
+        """First element and end of each block."""
+        self._sums: dict[int, Tensor] = {}
+        """Block -> payload of its mean, at its root and where it has arrived."""
+        self._rounds = self._compile(schedule, collective)
+        self._posted = PostedRounds(comm, [[(m.peer, m.buffer) for m in each.receives] for each in self._rounds])
+
+    def _compile(self, schedule: Schedule, collective: Collective) -> tuple[_Round, ...]:
+        """Return what this rank encodes, sends and receives in each round, with buffers."""
+        me, rounds = self._comm.rank, list[_Round]()
+        for each in coded_rounds(schedule, collective.block_bytes, collective.holders):
+            means = [self._part(b, self._payload(b)) for rank, b in each.means if rank == me]
+            self._sums |= {part.block: part.payload for part in means}
+            sends = [self._message(m, m.target) for m in each.messages if m.source == me]
+            receives = [self._message(m, m.source) for m in each.messages if m.target == me]
+            self._sums |= {part.block: part.payload for m in receives for part in m.copied}
+            # From the next rank on around: if all began with the same one, its link would be full, others idle.
+            sends.sort(key=lambda message: (message.peer - me) % schedule.num_ranks)
+            rounds.append(_Round(means=means, sends=sends, receives=receives))
+        return tuple(rounds)
+
+    def _message(self, message: CodedMessage, peer: int) -> _Message:
+        sizes = [self._codec.nbytes(self._numel_of(b)) for b in message.blocks]
+        ends = list(accumulate(map(room, sizes)))
+        buffer = torch.zeros(ends[-1], dtype=torch.uint8, device=self._device)
+        parts = {
+            b: self._part(b, buffer[end - room(size) :][:size])
+            for b, size, end in zip(message.blocks, sizes, ends, strict=True)
+        }
+        added, taken, copied = ([parts[b] for b in its] for its in (message.added, message.taken, message.copied))
+        return _Message(peer=peer, buffer=buffer, added=added, taken=taken, copied=copied)
+
+    def _part(self, block: int, payload: Tensor) -> _Part:
+        start, stop = self._spans[block]
+        return _Part(block=block, start=start, stop=stop, payload=payload)
+
+    def _payload(self, block: int) -> Tensor:
+        return torch.empty(self._codec.nbytes(self._numel_of(block)), dtype=torch.uint8, device=self._device)
+
+    def _numel_of(self, block: int) -> int:
+        start, stop = self._spans[block]
+        return stop - start
+
+
+class ScheduledCodedAverage(_CodedMoves):
     """Mean over ranks of float32 vectors, in a codec's payloads, along a schedule of dense sums.
 
     Each block's moves are a tree. With e what this rank has not delivered of it, and C the codec:
@@ -90,19 +168,13 @@ class ScheduledCodedAverage:
                 f"the schedule {schedule.name!r} is for {schedule.num_ranks} ranks, but {comm.size} average; make one "
                 "for this network with `pliant schedule`."
             )
-        verify(schedule, dense_merged(schedule, numel).collective)
-        cure = "make it from the same data on all ranks, or broadcast it"
-        told = f"{schedule} {codec} {numel} {owner_feedback}"
-        require_same(comm, "the schedule, or its codec,", told, device, cure=cure, error=ScheduleError)
-        self._codec, self._comm, self._numel = codec, comm, numel
-        self._owner_feedback, self._device = owner_feedback, device
-        self._spans = tuple(pairwise(schedule.cuts(numel, codec.granularity)))
-        """First element and end of each block."""
-        self._sums: dict[int, Tensor] = {}
-        """Block -> payload of its mean, at its root and where it has arrived."""
-        self._rounds = self._compile(schedule)
-        self._posted = PostedRounds(comm, [[(m.peer, m.buffer) for m in each.receives] for each in self._rounds])
-        self._scratch, self._error = torch.empty(2, max((b - a for a, b in self._spans), default=0), device=device)
+        starts = schedule.cuts(numel, codec.granularity)
+        everybody = (tuple(range(comm.size)),) * schedule.num_blocks
+        sizes = tuple(end - first for first, end in pairwise(starts))
+        task = Collective(num_ranks=comm.size, block_bytes=sizes, holders=everybody, needers=everybody)
+        super().__init__(schedule, task, starts[:-1], codec, comm, told=f"{owner_feedback}", device=device)
+        self._numel, self._owner_feedback = numel, owner_feedback
+        self._scratch, self._error = torch.empty(2, max(sizes, default=0), device=device)
 
     def __call__(self, x: Tensor, seed: int, residual: Tensor | None = None) -> None:
         """Replace x, float32 (numel,), by the mean over ranks. With residual, (numel,), errors are fed back.
@@ -150,38 +222,42 @@ class ScheduledCodedAverage:
         self._codec.decode(part.payload, mean)
         keep_unless(finite_flag(mean), owed, error.mul_(self._comm.size if self._owner_feedback else 0))
 
-    def _compile(self, schedule: Schedule) -> tuple[_Round, ...]:
-        """Return what this rank encodes, sends and receives in each round, with buffers."""
-        me, rounds = self._comm.rank, list[_Round]()
-        for each in coded_rounds(schedule, [b - a for a, b in self._spans]):
-            means = [self._part(b, self._payload(b)) for rank, b in each.means if rank == me]
-            self._sums |= {part.block: part.payload for part in means}
-            sends = [self._message(m, m.target) for m in each.messages if m.source == me]
-            receives = [self._message(m, m.source) for m in each.messages if m.target == me]
-            self._sums |= {part.block: part.payload for m in receives for part in m.copied}
-            # From the next rank on around: if all began with the same one, its link would be full, others idle.
-            sends.sort(key=lambda message: (message.peer - me) % schedule.num_ranks)
-            rounds.append(_Round(means=means, sends=sends, receives=receives))
-        return tuple(rounds)
 
-    def _message(self, message: CodedMessage, peer: int) -> _Message:
-        sizes = [self._codec.nbytes(self._numel_of(b)) for b in message.blocks]
-        ends = list(accumulate(map(room, sizes)))
-        buffer = torch.zeros(ends[-1], dtype=torch.uint8, device=self._device)
-        parts = {
-            b: self._part(b, buffer[end - room(size) :][:size])
-            for b, size, end in zip(message.blocks, sizes, ends, strict=True)
-        }
-        added, taken, copied = ([parts[b] for b in its] for its in (message.added, message.taken, message.copied))
-        return _Message(peer=peer, buffer=buffer, added=added, taken=taken, copied=copied)
+class ScheduledCodedSum(_CodedMoves):
+    """Sum over ranks of the parts of a float32 vector at their owners, in a codec's payloads, along a schedule.
 
-    def _part(self, block: int, payload: Tensor) -> _Part:
-        start, stop = self._spans[block]
-        return _Part(block=block, start=start, stop=stop, payload=payload)
+    A rank adds the decoded payloads of its children to what it has of a block, and encodes the sum once for the next
+    rank; the owner adds up, and encodes nothing. No errors are kept: the codec must be unbiased, and then the sum is,
+    with as many times the variance as payloads are coded on the way.
 
-    def _payload(self, block: int) -> Tensor:
-        return torch.empty(self._codec.nbytes(self._numel_of(block)), dtype=torch.uint8, device=self._device)
+    Args:
+        half: Parts on their way to owners.
+        starts: Where the part of each rank begins in this rank's vector.
+        codec: An unbiased codec.
+        comm: Ranks that add up.
+        device: Device of the buffers.
 
-    def _numel_of(self, block: int) -> int:
-        start, stop = self._spans[block]
-        return stop - start
+    Raises:
+        ScheduleError: The schedule is not right, or other ranks have another one.
+
+    """
+
+    def __init__(
+        self, half: OwnerSchedule, starts: Sequence[int], codec: Codec, comm: Comm, *, device: torch.device
+    ) -> None:
+        super().__init__(half.schedule, half.collective, half.starts(starts), codec, comm, told="", device=device)
+
+    def __call__(self, x: Tensor, seed: int) -> None:
+        """Replace what this rank owns of x by its sum; the rest is left in an undefined state."""
+        self._posted.start()
+        for number, each in enumerate(self._rounds):
+            for m in each.sends:
+                for part in (*m.added, *m.taken):
+                    self._codec.encode(part.of(x), part.payload, seed + self._comm.rank + 1)
+            self._posted.exchange(number, [(m.peer, m.buffer) for m in each.sends])
+            for m in each.receives:
+                for part in m.added:
+                    self._codec.decode_add(part.payload, part.of(x))
+                for part in m.taken:
+                    self._codec.decode(part.payload, part.of(x))
+        self._posted.end()

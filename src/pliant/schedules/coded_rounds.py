@@ -45,18 +45,21 @@ class CodedRound:
     """In ascending order of sources and targets."""
 
 
-def coded_rounds(schedule: Schedule, numels: Sequence[int]) -> tuple[CodedRound, ...]:
-    """Return what happens in each round of a verified schedule of dense sums; empty blocks are left out.
+def coded_rounds(
+    schedule: Schedule, numels: Sequence[int], holders: Sequence[Sequence[int]] | None = None
+) -> tuple[CodedRound, ...]:
+    """Return what happens in each round of a verified schedule of sums; empty blocks are left out.
 
     A block's moves are a tree: each rank hands its partial sum over once, and the last one that has one is the root.
     So each rank encodes each block once, and nothing is encoded on the way down.
 
     Args:
-        schedule: Its ranks all hold and need all blocks.
+        schedule: Of dense sums, or of partial sums on their way to roots alone.
         numels: Elements of each block.
+        holders: Ranks that hold each block; all if not given.
 
     """
-    has = [set(range(schedule.num_ranks)) for _ in range(schedule.num_blocks)]
+    has = [set(ranks) for ranks in holders or [range(schedule.num_ranks)] * schedule.num_blocks]
     """Block -> ranks with a partial sum."""
     known = set[int]()
     """Blocks whose root has encoded the sum."""

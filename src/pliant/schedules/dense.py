@@ -16,7 +16,7 @@ from pliant.schedules.trees import pack_trees
 from pliant.schedules.verify import verify
 from pliant.spec import Schedule, Topology
 
-__all__ = ["dense_candidates", "dense_merged", "fastest_schedule", "owners_s", "ring_s", "tree_schedules"]
+__all__ = ["dense_candidates", "dense_merged", "dense_task", "fastest_schedule", "owners_s", "ring_s", "tree_schedules"]
 
 _BLOCKS_PER_RANK = 2
 _MOST_RANKS = 24
@@ -38,6 +38,12 @@ def dense_merged(schedule: Schedule, numel: int, itemsize: int = 1) -> MergedCol
         needers=(everybody,) * schedule.num_blocks,
     )
     return MergedCollective(collective=collective, members=tuple((b,) for b in range(schedule.num_blocks)))
+
+
+def dense_task(num_bytes: int, num_ranks: int) -> Collective:
+    """Return the sum of a vector of so many bytes that all ranks hold and need."""
+    everybody = (tuple(range(num_ranks)),)
+    return Collective(num_ranks=num_ranks, block_bytes=(num_bytes,), holders=everybody, needers=everybody)
 
 
 def dense_candidates(
@@ -149,9 +155,7 @@ def tree_schedules(
     between = delays_s[~np.eye(len(delays_s), dtype=bool)]
     limits_s = [np.inf] + ([float(np.quantile(between, q)) for q in _DELAY_QUANTILES] if len(set(between)) > 1 else [])
     for hops, max_delay_s in (((1, 1), np.inf), *(((2, 2), each) for each in dict.fromkeys(limits_s))):
-        found = pack_trees(
-            topology, overheads, hops=hops, max_delay_s=max_delay_s, limit_s=limit_s / 4, owned=owned
-        )
+        found = pack_trees(topology, overheads, hops=hops, max_delay_s=max_delay_s, limit_s=limit_s / 4, owned=owned)
         if found is not None:
             near = "" if max_delay_s == np.inf else f" under {1e3 * max_delay_s:.3g} ms"
             yield replace(found, name=found.name + near)

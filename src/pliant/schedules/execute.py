@@ -113,9 +113,10 @@ class ScheduledAllReduce:
         schedule: Over the super-blocks of `grouped`.
         merged: Blocks of each super-block, as `group(collective)` gives.
         collective: Holders and needers of each block.
-        numels: Elements of each block, in the order in which they lie in the vector.
+        numels: Elements of each block.
         comm: Ranks that take part; best one of its own, as `new_comm` makes.
         like: A vector of the same dtype and device.
+        starts: Where each block begins on this rank; one after another if not given.
 
     Raises:
         ScheduleError: The schedule is not right, or not for these blocks, or other ranks have another one.
@@ -131,6 +132,7 @@ class ScheduledAllReduce:
         comm: Comm,
         *,
         like: Tensor,
+        starts: Sequence[int] | None = None,
     ) -> None:
         verify(schedule, merged.collective)
         _require_members(merged, collective)
@@ -145,9 +147,11 @@ class ScheduledAllReduce:
         told = f"{schedule.name} {rounds} {merged.members} {tuple(numels)} {like.dtype}"
         cure = "make it from the same data on all ranks, or broadcast it"
         require_same(comm, "the schedule, or its blocks,", told, like.device, cure=cure, error=ScheduleError)
-        self._unit = math.gcd(*numels) or 1
-        ends = list(accumulate(numel // self._unit for numel in numels))
-        spans = list(zip([0, *ends[:-1]], ends, strict=True))  # of rows, for each block
+        self._unit = math.gcd(*numels, *(starts or ())) or 1
+        starts = starts if starts is not None else [0, *accumulate(numels[:-1])]
+        spans = [  # of rows, for each block
+            (start // self._unit, (start + numel) // self._unit) for start, numel in zip(starts, numels, strict=True)
+        ]
         self._rounds = self._compile(
             schedule, merged.collective, [_joined(spans[b] for b in blocks) for blocks in merged.members], like
         )

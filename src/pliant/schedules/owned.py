@@ -90,9 +90,7 @@ def fastest_owner_schedule(
     return best.schedule if best.cost.total_s < straight_s else None
 
 
-def direct_s(
-    owned_bytes: Sequence[int], kind: Half, topology: Topology, overheads: Overheads | None = None
-) -> float:
+def direct_s(owned_bytes: Sequence[int], kind: Half, topology: Topology, overheads: Overheads | None = None) -> float:
     """Return what parts of so many bytes are predicted to take straight from every rank to their owners, or back."""
     held, everybody = np.array([owned_bytes], dtype=np.float64), np.ones((1, len(owned_bytes)))
     if not held.any():

@@ -126,8 +126,8 @@ def place_half(
 def _blocks_of(schedule: Schedule, rooted: dict[int, list[int]], home: int, owner: int) -> list[int]:
     if home not in rooted:
         raise ScheduleError(
-            f"the schedule {schedule.name!r} forms no sums where rank {owner} is, which owns a part; make one for these "
-            "owners with `pliant schedule --owners`, or give that rank no part, as by owners=."
+            f"the schedule {schedule.name!r} forms no sums where rank {owner} is, which owns a part; make one for "
+            "these owners with `pliant schedule --owned`, or give that rank no part, as by owners=."
         )
     return rooted[home]
 

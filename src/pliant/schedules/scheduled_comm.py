@@ -13,7 +13,7 @@ from pliant.comm.wrapped import WrappedComm
 from pliant.netmodel import Overheads
 from pliant.schedules.background import SolverOptions
 from pliant.schedules.choice import SCHEDULE_SOLVER, ScheduleChoice, SumKind
-from pliant.schedules.dense import dense_merged, ring_s
+from pliant.schedules.dense import dense_merged, dense_task, ring_s
 from pliant.schedules.execute import ScheduledAllReduce
 from pliant.spec import Schedule, Scheduling, Topology
 
@@ -88,7 +88,7 @@ class ScheduledComm(WrappedComm):
             num_bytes = x.numel() * x.element_size()
             self._kinds[key] = SumKind(
                 name=f"{x.numel()} {x.dtype}",
-                num_bytes=num_bytes,
+                task=dense_task(num_bytes, self.size),
                 device=x.device,
                 without_s=partial(ring_s, num_bytes),
                 make=lambda schedule: self._carry_out(schedule, torch.empty(key[0], dtype=key[1], device=x.device)),

@@ -256,8 +256,8 @@ class _Master:
 
     def _blocks_of(self, root: int) -> Iterator[tuple[float, _Tree, _Tree]]:
         """Pair the trees to a root with those from it, by their shares."""
-        left = self._shares
-        ups, downs = ([tree for tree in trees if tree.root == root and tree in left] for trees in (self._ups, self._downs))
+        left, both = self._shares, (self._ups, self._downs)
+        ups, downs = ([tree for tree in trees if tree.root == root and tree in left] for trees in both)
         while ups and downs:
             share = min(left[ups[-1]], left[downs[-1]])
             yield share, ups[-1], downs[-1]

@@ -39,7 +39,7 @@ def groups_of(level: Level, topology: Topology) -> list[Ints]:
 def among_groups(level: Level, topology: Topology) -> Topology:
     """Return the topology of one rank of each host or rack."""
     if level == "host":
-        return replace(topology, hosts=tuple(replace(host, num_ranks=1) for host in topology.hosts))
+        return topology.one_rank_each
     return Topology(hosts=tuple(Host(name=topology.racks[rack].name) for rack in dict.fromkeys(topology.rack_of())))
 
 

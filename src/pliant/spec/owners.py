@@ -8,7 +8,15 @@ from pliant.spec.exchange import Exchange, Feedback, Timing, require, require_co
 from pliant.spec.ranges import Number, Range, check_ranges
 from pliant.spec.schedule import OwnerScheduling
 
-__all__ = ["ELEMENTWISE_OPTIMIZERS", "Cut", "ParameterServer", "Placement", "ShardedOptimizer", "placement_of"]
+__all__ = [
+    "ELEMENTWISE_OPTIMIZERS",
+    "Cut",
+    "ParameterServer",
+    "Placement",
+    "ShardedOptimizer",
+    "placement_of",
+    "schedule_of",
+]
 
 Cut = Literal["auto", "whole", "rows", "flat"]
 """Where parameters may be cut: nowhere, between rows of their first axis, or anywhere; "auto" is the last for an
@@ -131,3 +139,9 @@ def placement_of(node: Exchange) -> Placement:
     if isinstance(core, (ShardedOptimizer, ParameterServer)):
         return core.placement
     raise TypeError(f"{node} has no owners, and so no placement.")
+
+
+def schedule_of(node: Exchange) -> OwnerScheduling:
+    """Return how gradients go to the owners of a node and weights back; servers at a free pace answer directly."""
+    core = node.core
+    return core.schedule if isinstance(core, ShardedOptimizer) else "direct"

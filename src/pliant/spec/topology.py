@@ -171,6 +171,11 @@ class Topology:
         first = sum(host.num_ranks for host in self.hosts[:host_index])
         return range(first, first + self.hosts[host_index].num_ranks)
 
+    @property
+    def one_rank_each(self) -> "Topology":
+        """The same network with one rank on each host."""
+        return replace(self, hosts=tuple(replace(host, num_ranks=1) for host in self.hosts))
+
     def rack_of(self) -> tuple[int, ...]:
         """Return the index of each host's rack; all 0 without racks."""
         rack = {name: k for k, rack in enumerate(self.racks) for name in rack.hosts}

@@ -1,6 +1,5 @@
 """Mean in a codec's payloads: by owners of equal parts, or by the schedule of a comm."""
 
-import time
 from collections.abc import Callable, Generator
 from functools import cached_property, partial
 from typing import Protocol
@@ -13,7 +12,7 @@ from pliant.collectives.compressed import CompressedAverage
 from pliant.comm.base import Comm
 from pliant.schedules.choice import ScheduleChoice, SumKind
 from pliant.schedules.coded import ScheduledCodedAverage
-from pliant.schedules.dense import owners_s
+from pliant.schedules.dense import dense_task, owners_s
 from pliant.schedules.scheduled_comm import ScheduledComm
 
 __all__ = ["coded_average"]
@@ -60,7 +59,7 @@ def coded_average(
     plain, num_bytes = comm.choice.comm, codec.nbytes(numel)
     kind = SumKind(
         name=f"{numel} {codec} {owner_feedback}",
-        num_bytes=num_bytes,
+        task=dense_task(num_bytes, plain.size),
         device=device,
         without_s=partial(owners_s, num_bytes),
         make=lambda schedule: ScheduledCodedAverage(
@@ -82,10 +81,7 @@ class _ChosenAverage:
 
     def __call__(self, x: Tensor, seed: int, residual: Tensor | None = None) -> None:
         """Replace x, float32 (numel,), by the mean over ranks; see `CompressedAverage`."""
-        by_schedule = self._choice.way(self._kind)
-        start_s = time.perf_counter()
-        (by_schedule or self._by_owners)(x, seed, residual)
-        self._choice.note(self._kind, start_s)
+        self._choice.carry_out(self._kind, lambda *given: self._by_owners(*given), x, seed, residual)
 
     def stages(self, x: Tensor, seed: int, residual: Tensor | None = None) -> Generator[None]:
         """Do the same in one stage: a way is judged by its time."""

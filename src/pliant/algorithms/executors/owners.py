@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pliant.algorithms.base import State, StateSpec, StepContext
+from pliant.algorithms.executors.owner_ways import owner_ways
 from pliant.buckets import Bucket
 from pliant.codecs import codec_from
 from pliant.collectives.owner import ReduceToOwners
@@ -24,7 +25,7 @@ class OwnerExecutor:
 
     This is an all-reduce and the plain optimizer, up to rounding. Bytes are the same too, 2 (n-1)/n N out and in, but
     the optimizer's state and work are divided by n. Elsewhere p.grad is a stand-in with the norm of g
-    (`ReduceToOwners`).
+    (`ReduceToOwners`). A schedule may take other ways to owners and back (`owner_ways`).
 
     With a staleness s, stale synchronous parallel (Ho et al., NeurIPS 2013): owners make one step with the mean of
     every n gradients, in the order in which they arrive. A rank that has made c steps continues when the slowest has
@@ -44,7 +45,7 @@ class OwnerExecutor:
         if isinstance(self.node, ParameterServer):
             return None
         codec = None if self.node.codec is None else codec_from(self.node.codec)
-        return ReduceToOwners(bucket.parts, comm, like=bucket.flat, codec=codec)
+        return ReduceToOwners(bucket.parts, comm, like=bucket.flat, codec=codec, ways=owner_ways(self.node, comm))
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Scale first, then add up; at a free pace gradients stay, and go to owners when all are there."""
