@@ -10,8 +10,10 @@ from pliant.algorithms.plans import plan_of
 from pliant.codecs import BlockTopK, Qsgd, spec_of
 from pliant.codecs.templates import SparsifyingCodec
 from pliant.layouts.payloads import granularity, num_kept, payload_bytes
+from pliant.schedules.trees import pack_trees
 from pliant.simulator import simulate
-from pliant.spec import CodecSpec, Host, Rack, SyncPlan, TensorSpec, Topology, Workload
+from pliant.spec import CodecSpec, Host, Rack, Schedule, SyncPlan, TensorSpec, Topology, Workload
+from schedules.test_dense import mesh
 from tables import ALGORITHMS, BETWEEN_STEPS, CODECS, optimizer_for, sampled
 
 HOSTS = [[0, 1], [2, 3]]
@@ -38,6 +40,13 @@ FREE = {"gossip-free", "choco-free", "async_average", "stale-free", "tasc-curved
 """Who exchanges when, how much, or looks at the curvature when, depends on the clock."""
 WARMUP = 12
 """Steps after which every warm-up of the rows is over."""
+
+
+def ways(size: int) -> Schedule:
+    """Return trees with relays over ranks, or hosts, whose pairs differ, with roots everywhere."""
+    found = pack_trees(mesh(size, 1), owned=[1 / size] * size)
+    assert found is not None
+    return found
 
 
 def model() -> nn.Module:
@@ -110,6 +119,26 @@ LEVELS = {
     "owners of two kinds": (
         p.partition({"2.*": p.sharded_optimizer(), "*": p.between_hosts(p.sharded_optimizer(cut="whole"))}),
         [[0, 1], [2, 3, 4]],
+        "",
+    ),
+    "owners by schedule": (
+        p.partition({"2.*": p.sharded_optimizer(schedule=ways(5)), "*": p.sharded_optimizer(cut="whole")}),
+        [[0, 1], [2, 3, 4]],
+        "",
+    ),
+    "owners in codes by schedule": (
+        p.sharded_optimizer(Qsgd(bits=8), owners=(4, 0, 1), schedule=ways(5)),
+        [[0, 1], [2, 3, 4]],
+        "",
+    ),
+    "owners by schedule between hosts": (
+        p.between_hosts(p.sharded_optimizer(bandwidths=(3, 0.1, 1, 2, 1, 1), schedule=ways(3))),
+        [[0, 1, 2], [3], [4, 5]],
+        "",
+    ),
+    "owners in codes by schedule between hosts": (
+        p.between_hosts(p.sharded_optimizer(Qsgd(bits=4), schedule=ways(3))),
+        [[0], [1, 2, 3], [4, 5]],
         "",
     ),
     "racks": (p.between_racks(p.onebit()), [[0, 1], [2], [3]], "aba"),

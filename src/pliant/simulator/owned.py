@@ -10,10 +10,10 @@ from pliant.netmodel import Floats, Round
 from pliant.simulator.collective_rounds import to_and_from
 from pliant.simulator.context import SimulationContext
 from pliant.simulator.layout import distinct_nodes, itemsize
-from pliant.simulator.owner_rounds import weights_by_hosts, weights_from_owners
+from pliant.simulator.scheduled_owners import weights_to_all
 from pliant.simulator.sparse_rows import stepped_numel
-from pliant.spec import CodecSpec, Exchange, Workload
-from pliant.spec.owners import placement_of
+from pliant.spec import CodecSpec, Exchange, OwnerScheduling, Workload
+from pliant.spec.owners import placement_of, schedule_of
 
 __all__ = ["busiest_share", "new_weights", "owned_parts", "server_exchange"]
 
@@ -35,14 +35,6 @@ def owned_parts(nodes: Sequence[Exchange], workload: Workload, num_ranks: int) -
     return found
 
 
-def _owned_bytes(workload: Workload, parts: Mapping[int, OwnedParts], num_ranks: int) -> Floats:
-    """Return the bytes of weights that each rank owns, (1, num_ranks)."""
-    held = np.zeros((1, num_ranks))
-    for k, own in parts.items():
-        held[0] += own.per_rank(own.numels * itemsize(workload.tensors[k]), num_ranks)
-    return held
-
-
 def busiest_share(workload: Workload, parts: Mapping[int, OwnedParts], num_ranks: int) -> float:
     """Return the part of the optimizer's work that the busiest rank does: its own, and all that has no owner."""
     steps = np.zeros(num_ranks)
@@ -55,14 +47,17 @@ def busiest_share(workload: Workload, parts: Mapping[int, OwnedParts], num_ranks
 def new_weights(
     nodes: Sequence[Exchange], parts: Mapping[int, OwnedParts], context: SimulationContext
 ) -> tuple[Round, ...]:
-    """Return the messages of new weights to all after a step: of nodes without levels, and of those by hosts."""
-    flat, by_hosts = ({k: own for k, own in parts.items() if bool(nodes[k].levels) == by} for by in (False, True))
+    """Return the messages of new weights to all after a step: of each kind of levels, each schedule, and each dtype."""
+    kinds: dict[tuple[bool, OwnerScheduling, int], dict[int, OwnedParts]] = {}
+    for k, own in parts.items():
+        key = bool(nodes[k].levels), schedule_of(nodes[k]), itemsize(context.workload.tensors[k])
+        kinds.setdefault(key, {})[k] = own
     rounds: tuple[Round, ...] = ()
-    if flat:
-        rounds += weights_from_owners(_owned_bytes(context.workload, flat, context.num_ranks))
-    if by_hosts:
-        held = _owned_bytes(context.workload, by_hosts, context.num_ranks)
-        rounds += weights_by_hosts(held, context.topology)
+    for (by_hosts, schedule, size), mine in kinds.items():
+        held = np.zeros((1, context.num_ranks))
+        for own in mine.values():
+            held[0] += own.per_rank(own.numels, context.num_ranks)
+        rounds += weights_to_all(schedule, held, size, context.topology, by_hosts=by_hosts)
     return rounds
 
 

@@ -8,7 +8,16 @@ from pliant.simulator.collective_rounds import all_gather
 from pliant.simulator.host_slices import HostSlices
 from pliant.spec import CodecSpec, ParameterServer, ShardedOptimizer, Topology
 
-__all__ = ["owner_rounds", "owner_rounds_by_hosts", "payloads", "weights_by_hosts", "weights_from_owners"]
+__all__ = [
+    "norms_of_parts",
+    "owner_rounds",
+    "owner_rounds_by_hosts",
+    "payloads",
+    "spread_inside_hosts",
+    "sums_inside_hosts",
+    "weights_by_hosts",
+    "weights_from_owners",
+]
 
 
 def payloads(codec: CodecSpec | None, numel: Floats) -> Floats:
@@ -17,28 +26,30 @@ def payloads(codec: CodecSpec | None, numel: Floats) -> Floats:
     return np.array([payload_bytes(codec, int(k)) for k in different], dtype=np.float64)[where].reshape(numel.shape)
 
 
-def owner_rounds(
-    node: ShardedOptimizer | ParameterServer, batch: BucketBatch, num_ranks: int, turn: int
-) -> list[Round]:
+def owner_rounds(node: ShardedOptimizer | ParameterServer, batch: BucketBatch, num_ranks: int) -> list[Round]:
     """Gradients to owners, who add up and tell all the norms of parts; weights follow once, after the step."""
     held = batch.held
     everybody = np.ones((1, num_ranks))
     messages = DenseExchange(give=everybody, take=_payload(node, batch), rotated=True)
     added = held.max(1, initial=0) * (num_ranks - 1)
     before, after = _work(node, batch, coded=batch.numel - held.min(1), added=added)
-    return [Round(messages=messages, before=before, after=after), *_norms(batch, num_ranks)]
+    return [Round(messages=messages, before=before, after=after), *norms_of_parts(batch, num_ranks)]
 
 
 def owner_rounds_by_hosts(node: ShardedOptimizer, batch: BucketBatch, topology: Topology) -> list[Round]:
     """Return the same where ranks of a host add up first, and each part leaves the host once, in codes if at all."""
     slices, held = HostSlices(topology), batch.held
-    inside = slices.sums_inside(held * batch.itemsize[:, None])
-    first = Round(messages=inside, after={"reduce_bytes": inside.into.max(1)})
     mine, added = slices.added(held), held.max(1, initial=0) * (slices.num_hosts - 1)
     before, after = _work(node, batch, coded=(mine - held).max(1), added=added)
     between = Round(messages=slices.to_owners(_payload(node, batch)), before=before, after=after)
-    rounds = [first] if inside.out.any() else []
-    return [*rounds, *([between] if slices.num_hosts > 1 else []), *_norms(batch, topology.num_ranks)]
+    rounds = [*sums_inside_hosts(batch, topology), *([between] if slices.num_hosts > 1 else [])]
+    return [*rounds, *norms_of_parts(batch, topology.num_ranks)]
+
+
+def sums_inside_hosts(batch: BucketBatch, topology: Topology) -> list[Round]:
+    """Return the round in which ranks of a host add up; none if every host has one."""
+    inside = HostSlices(topology).sums_inside(batch.held * batch.itemsize[:, None])
+    return [Round(messages=inside, after={"reduce_bytes": inside.into.max(1)})] if inside.out.any() else []
 
 
 def weights_from_owners(held: Floats) -> tuple[Round, ...]:
@@ -51,9 +62,14 @@ def weights_from_owners(held: Floats) -> tuple[Round, ...]:
 def weights_by_hosts(held: Floats, topology: Topology) -> tuple[Round, ...]:
     """Return the same by way of one rank of each host, which gives them to the others of its host."""
     slices, copied = HostSlices(topology), {"reduce_bytes": held.sum(1)}
-    inside = slices.spread_inside(held)
-    rounds = [Round(messages=slices.from_owners(held), before=copied)] if slices.num_hosts > 1 else [work(copied)]
-    return (*rounds, Round(messages=inside, after=copied) if inside.out.any() else work(copied))
+    between = Round(messages=slices.from_owners(held), before=copied) if slices.num_hosts > 1 else work(copied)
+    return (between, spread_inside_hosts(held, topology))
+
+
+def spread_inside_hosts(held: Floats, topology: Topology) -> Round:
+    """Return the round in which ranks of a host give each other what they have got, and all copy it."""
+    inside, copied = HostSlices(topology).spread_inside(held), {"reduce_bytes": held.sum(1)}
+    return Round(messages=inside, after=copied) if inside.out.any() else work(copied)
 
 
 def _payload(node: ShardedOptimizer | ParameterServer, batch: BucketBatch) -> Floats:
@@ -74,6 +90,6 @@ def _work(
     return before, after
 
 
-def _norms(batch: BucketBatch, num_ranks: int) -> list[Round]:
+def norms_of_parts(batch: BucketBatch, num_ranks: int) -> list[Round]:
     """Return the gather of the norms of all parts, and the copy of sums and stand-ins."""
     return [*all_gather(8 * batch.num_held.max(1, initial=0), num_ranks), work(passes(batch, 1))]

@@ -11,7 +11,7 @@ from pliant.netmodel import Floats, PointToPoint, Round
 from pliant.schedules.dense import fastest_schedule
 from pliant.spec import Schedule, Scheduling, Topology
 
-__all__ = ["by_schedule", "require_ranks", "rounded_bytes"]
+__all__ = ["by_schedule", "require_ranks", "rounded_bytes", "rounds_of_blocks"]
 
 
 def by_schedule(rounds: Sequence[Round], schedule: Scheduling, topology: Topology) -> list[Round]:
@@ -66,19 +66,22 @@ def _in_place_of(ring: Round, around: PointToPoint, schedule: Scheduling, topolo
             added = mine * (topology.num_ranks - 1) / topology.num_ranks
             yield Round(messages=replace(around, num_bytes=mine), repeat=ring.repeat, after={"reduce_bytes": added})
         else:
-            yield from _rounds_of(one, mine)
+            shares = one.shares or (1 / one.num_blocks,) * one.num_blocks
+            yield from rounds_of_blocks(one, shares, mine)
     after = {key: value for key, value in ring.after.items() if key != "reduce_bytes"}
     if after:
         yield Round(messages=None, before=after)
 
 
-def _rounds_of(schedule: Schedule, num_bytes: Floats) -> Iterator[Round]:
-    shares = schedule.shares or (1 / schedule.num_blocks,) * schedule.num_blocks
+def rounds_of_blocks(schedule: Schedule, shares: Sequence[float], num_bytes: Floats) -> Iterator[Round]:
+    """Yield the rounds of a schedule of sums whose blocks have these shares of num_bytes, (num_buckets,)."""
     for moves in schedule.rounds:
         pairs, reduced = defaultdict[tuple[int, int], float](float), defaultdict[int, float](float)
-        for move in moves:
+        for move in (move for move in moves if shares[move.block]):
             pairs[move.source, move.target] += shares[move.block]
             reduced[move.target] += shares[move.block] * (move.kind == "reduce")
+        if not pairs:
+            continue
         ends = np.array(list(pairs), dtype=np.int64)  # (num_messages, 2)
         share = np.array(list(pairs.values()))
         yield Round(

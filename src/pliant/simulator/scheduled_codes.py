@@ -14,9 +14,10 @@ from pliant.schedules.coded_rounds import CodedRound, coded_rounds, room
 from pliant.schedules.dense import fastest_schedule
 from pliant.simulator.rounds import scatter_gather_rounds
 from pliant.simulator.scheduled import require_ranks, rounded_bytes
-from pliant.spec import ScatterGather, Schedule, Topology
+from pliant.spec import CodecSpec, ScatterGather, Schedule, Topology
+from pliant.spec.exchange import Feedback
 
-__all__ = ["coded_sum_rounds"]
+__all__ = ["coded_sum_rounds", "round_in_codes"]
 
 
 def coded_sum_rounds(
@@ -56,23 +57,30 @@ def _rounds_of(schedule: Schedule, node: ScatterGather, numel: int, those: Float
     """Yield the rounds of buckets of one size; `those`, (num_buckets,), is 1 for them and else 0."""
     cuts = schedule.cuts(numel, granularity(node.codec))
     sizes = tuple(end - first for first, end in pairwise(cuts))
-    payloads = [room(payload_bytes(node.codec, size)) for size in sizes]
     for each in _coded_rounds(schedule, sizes):
-        before, after = _work(each, sizes, node)
-        ends = np.array([(m.source, m.target) for m in each.messages], dtype=np.int64).reshape(-1, 2)
-        share = np.array([float(sum(payloads[b] for b in m.blocks)) for m in each.messages])
-        yield Round(
-            messages=PointToPoint(source=ends[:, 0], target=ends[:, 1], share=share, num_bytes=those),
-            before={key: those * value for key, value in before.items()},
-            after={key: those * value for key, value in after.items()},
-        )
+        yield round_in_codes(each, sizes, node.codec, those, node.feedback)
 
 
-def _work(each: CodedRound, sizes: tuple[int, ...], node: ScatterGather) -> tuple[dict[str, float], dict[str, float]]:
+def round_in_codes(
+    each: CodedRound, sizes: tuple[int, ...], codec: CodecSpec, those: Floats, feedback: Feedback = "none"
+) -> Round:
+    """Return a round of blocks of so many elements in payloads, for buckets for which `those`, (num_buckets,), is 1."""
+    before, after = _work(each, sizes, codec.name, feedback)
+    ends = np.array([(m.source, m.target) for m in each.messages], dtype=np.int64).reshape(-1, 2)
+    share = np.array([float(sum(room(payload_bytes(codec, sizes[b])) for b in m.blocks)) for m in each.messages])
+    return Round(
+        messages=PointToPoint(source=ends[:, 0], target=ends[:, 1], share=share, num_bytes=those),
+        before={key: those * value for key, value in before.items()},
+        after={key: those * value for key, value in after.items()},
+    )
+
+
+def _work(
+    each: CodedRound, sizes: tuple[int, ...], codec: str, feedback: Feedback
+) -> tuple[dict[str, float], dict[str, float]]:
     """Return the elements that the busiest rank encodes before messages, and decodes after them, by `netmodel.KEYS`."""
-    codec = node.codec.name
-    partial = f"{'encode' if node.feedback == 'none' else 'feedback'} {codec}"
-    mean = f"{'feedback' if node.feedback == 'both' else 'encode'} {codec}"
+    partial = f"{'encode' if feedback == 'none' else 'feedback'} {codec}"
+    mean = f"{'feedback' if feedback == 'both' else 'encode'} {codec}"
     before, after = (defaultdict[str, dict[int, float]](lambda: defaultdict(float)) for _ in range(2))
     for rank, b in each.means:
         before[mean][rank] += sizes[b]

@@ -10,7 +10,7 @@ import numpy as np
 from pliant.netmodel import BucketBatch, Floats, Round, passes, work
 from pliant.simulator.collective_rounds import among_ranks
 from pliant.simulator.levels import among_groups, groups_of, rounds_inside, side_by_side, slice_numels, sums_inside
-from pliant.simulator.owner_rounds import owner_rounds, owner_rounds_by_hosts
+from pliant.simulator.owner_rounds import owner_rounds
 from pliant.simulator.rounds import (
     all_gather_rounds,
     all_reduce_rounds,
@@ -20,6 +20,7 @@ from pliant.simulator.rounds import (
 )
 from pliant.simulator.scheduled import by_schedule
 from pliant.simulator.scheduled_codes import coded_sum_rounds
+from pliant.simulator.scheduled_owners import sums_to_owners
 from pliant.simulator.sharded import among_replicas, exchanged, shard_traffic, shards_of
 from pliant.spec import (
     After,
@@ -161,7 +162,7 @@ def _local_steps(node: LocalSteps, batch: BucketBatch, topology: Topology, turn:
 def _between_groups(node: BetweenGroups, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
     """Sum inside each group, exchange slices between groups side by side, and gather; or, of weights, without sums."""
     if isinstance(node.inner, ShardedOptimizer):
-        return ExchangeTraffic(task=tuple(owner_rounds_by_hosts(node.inner, batch, topology)))
+        return ExchangeTraffic(task=tuple(sums_to_owners(node.inner, batch, topology, by_hosts=True)))
     groups, among = groups_of(node.LEVEL, topology), among_groups(node.LEVEL, topology)
     num_slices = min(map(len, groups)) if node.slices_freely else 1
     up, down = rounds_inside(batch, groups, num_slices)
@@ -199,6 +200,14 @@ def _block_sparse(node: BlockSparse, batch: BucketBatch, topology: Topology, tur
     coded_sum = partial(coded_sum_rounds, topology=topology, may_forward=True)
     rounds = block_rounds(node, batch, topology.num_ranks, coded_sum)
     return ExchangeTraffic(task=tuple(by_schedule(rounds, node.schedule, topology)))
+
+
+def _owned(node: ShardedOptimizer, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
+    return ExchangeTraffic(task=tuple(sums_to_owners(node, batch, topology)))
+
+
+def _served(node: ParameterServer, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
+    return ExchangeTraffic(task=tuple(owner_rounds(node, batch, topology.num_ranks)))
 
 
 def _sharded(node: Sharded, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
@@ -251,8 +260,8 @@ TRAFFIC: Mapping[type[Exchange], Callable[[Any, BucketBatch, Topology, int], Exc
     LowRank: _scheduled(low_rank_rounds),
     DecoupledMomentum: _among_all(all_gather_rounds),
     CompressedMomentum: _momentum,
-    ShardedOptimizer: _among_all(owner_rounds),
-    ParameterServer: _among_all(owner_rounds),
+    ShardedOptimizer: _owned,
+    ParameterServer: _served,
     Gossip: _among_all(gossip_rounds),
     CodedGossip: _coded_gossip,
     Custom: _custom,
