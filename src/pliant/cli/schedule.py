@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pliant.cli import inputs
+from pliant.cli.owned_schedules import OwnedOption, owned_bytes, owned_search
 from pliant.cli.page import require_plotly, write_figure
 from pliant.cli.racks import RacksOption, UplinkOption
 from pliant.cli.schedule_figure import schedule_figure
@@ -54,6 +55,7 @@ def schedule(
     bitmap: Annotated[
         Path | None, typer.Option(help="Who holds what: a line of 0 and 1 for each rank; instead of the last four.")
     ] = None,
+    owned: OwnedOption = "",
     improve: Annotated[str, typer.Option(help="How long integer programs may look for something better: 10s.")] = "0s",
     machine: inputs.MachineOption = "",
     overheads: inputs.OverheadsOption = None,
@@ -62,20 +64,34 @@ def schedule(
     out: Annotated[Path | None, typer.Option(help="Write the best schedule there.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
 ) -> None:
-    """Find the fastest schedule for an all-reduce of which every rank holds some blocks, and verify it."""
+    """Find the fastest schedule for an all-reduce of which every rank holds some blocks, and verify it.
+
+    With --owned, sums end on owners of parts, who send what they make of them back to all.
+    """
     if draw is not None:
         require_plotly()
         if draw.suffix != ".html":
             raise ValueError(f"--draw is {draw}, but a drawing is a page; name it .html.")
     where = inputs.read_topology(topology, hosts, ranks, rate, delay, racks, uplink, machine)
-    if bitmap is not None:
-        held = _read(bitmap, where.num_ranks)
-    else:
-        held = _random_bitmap(where.num_ranks, blocks, _part(density), agreed=agreed, seed=seed)
-    collective = Collective.of(held, _sizes(parse_bytes(size), len(held[0])))
     known = replace(inputs.read_overheads(overheads, machine, where), pause_s=parse_time(pause))
-    found, notes = _search(collective, where, known, parse_time(improve))
-    bound_s = lower_bound_s(collective, where, known)
+    notes = list[str]()
+    if owned:
+        if bitmap is not None or _part(density) < 1 or parse_time(improve) > 0:
+            raise ValueError(
+                f"--owned is {owned!r}, and parts that are owned are of vectors that all ranks hold whole; leave out "
+                "--density, --bitmap and --improve."
+            )
+        parts = owned_bytes(owned, parse_bytes(size), where.num_ranks)
+        collective, found, bound_s = owned_search(parts, where, known)
+    else:
+        held = (
+            _random_bitmap(where.num_ranks, blocks, _part(density), agreed=agreed, seed=seed)
+            if bitmap is None
+            else _read(bitmap, where.num_ranks)
+        )
+        collective = Collective.of(held, _sizes(parse_bytes(size), len(held[0])))
+        found, notes = _search(collective, where, known, parse_time(improve))
+        bound_s = lower_bound_s(collective, where, known)
     _show(found, collective, bound_s, notes)
     best = found[0]
     if draw is not None:

@@ -152,7 +152,7 @@ class Genome:
     names: tuple[tuple[str, Gene], ...] = ()
     """Pattern of a parameter's name -> how it is exchanged; comes before its layer's class."""
     by_schedule: bool = False
-    """Whether sums take the fastest ways through the network, and neither a ring nor owners of equal parts."""
+    """Whether sums take the fastest ways through the network, and neither a ring nor straight ways to owners."""
     cut: Cut = field(default="whole", metadata=LATER)
     """Where parameters that have owners may be cut; nowhere in genes that were written down before there were cuts."""
     bandwidths: tuple[float, ...] = field(default=(), metadata=LATER)
@@ -220,11 +220,11 @@ class Genome:
         return BetweenHosts(inner=node) if self.by_hosts and gene.fits_hosts else node
 
 
-def _adds_up(node: Exchange) -> TypeGuard[AllReduce | LowRank | ScatterGather | BlockSparse]:
-    """Say whether sums of a node, dense, in codes or of agreed blocks, may go by a schedule."""
+def _adds_up(node: Exchange) -> TypeGuard[AllReduce | LowRank | ScatterGather | BlockSparse | ShardedOptimizer]:
+    """Say whether sums of a node, dense, in codes, of agreed blocks or at owners, may go by a schedule."""
     if isinstance(node, BlockSparse):
         return node.selection.agreement != "local"
-    return isinstance(node, AllReduce | LowRank | ScatterGather)
+    return isinstance(node, AllReduce | LowRank | ScatterGather | ShardedOptimizer)
 
 
 def _by_schedule(node: Exchange) -> Exchange:
