@@ -2,7 +2,8 @@
 
 import torch
 
-from pliant import codecs as c
+from pliant import codecs as c, sharded_optimizer
+from pliant.algorithms.executors.owner_ways import owner_ways
 from pliant.collectives import (
     CastAllReduce,
     CodedNeighborAverage,
@@ -17,14 +18,17 @@ from pliant.collectives import (
     SpreadFromOwners,
 )
 from pliant.collectives.halves import FromOwners, ToOwners, cut_evenly, pieces_of
+from pliant.collectives.owner_slices import hosts_of
 from pliant.collectives.pairwise import gather_parts, mean_of_parts
 from pliant.collectives.scratch import Scratch
 from pliant.comm import hierarchical_comm
 from pliant.schedules import Collective, ScheduledAllReduce, build_schedule, candidates, merge_blocks, shapes
 from pliant.schedules.coded import ScheduledCodedAverage
 from pliant.schedules.dense import dense_merged
+from pliant.schedules.trees import pack_trees
 from pliant.spec import Graph, Schedule
 from schedules.cases import hosts
+from schedules.test_dense import mesh
 from tables import CODECS
 
 __all__ = ["COLLECTIVES", "NUMEL"]
@@ -97,24 +101,25 @@ def exact_halves(comm, device):
     return step
 
 
-def owners(codec):
+def owners(codec, ways_over=lambda comm: None):
     def make(comm, device):
         each = NUMEL // 8  # more than ranks, or some ranks own nothing
         parts = [(k % 4 % comm.size, (k * each, (k + 1) * each)) for k in range(8)]
-        total = ReduceToOwners(parts, comm, like=torch.zeros(NUMEL, device=device), codec=codec)
+        like = torch.zeros(NUMEL, device=device)
+        total = ReduceToOwners(parts, comm, like=like, codec=codec, ways=ways_over(comm))
         return lambda x: total(x, 1)
 
     return make
 
 
-def owners_over_hosts(codec):
+def owners_over_hosts(codec, ways_over=lambda comm: None, hosts_of=lambda size: [[0], list(range(1, size))]):
     """Make the sum at owners by way of the ranks of hosts, and the way back."""
 
     def make(comm, device):
-        levels = hierarchical_comm(comm, [[0], list(range(1, comm.size))])
-        total = owners(codec)(levels, device)
+        levels = hierarchical_comm(comm, hosts_of(comm.size))
+        total = owners(codec, ways_over)(levels, device)
         numels = [3 * rank for rank in range(comm.size)]
-        back = SpreadFromOwners(numels, levels, dtype=torch.float32, device=device)
+        back = SpreadFromOwners(numels, levels, dtype=torch.float32, device=device, ways=ways_over(levels))
 
         def step(x):
             total(x)
@@ -124,6 +129,13 @@ def owners_over_hosts(codec):
         return step
 
     return make
+
+
+def by_relays(comm):
+    """Return ways to owners and back through trees, over ranks or hosts whose pairs differ."""
+    places = len(hosts_of(comm))
+    schedule = pack_trees(mesh(places, 1), owned=[1 / places] * places)
+    return owner_ways(sharded_optimizer(schedule=schedule), comm)
 
 
 def low_rank(comm, device):
@@ -232,5 +244,10 @@ COLLECTIVES = {
     "between hosts": between_hosts(lambda size: [[0], list(range(1, size))]),
     "between hosts in slices": between_hosts(lambda size: [list(range(size // 2)), list(range(size // 2, size))]),
     "a schedule": scheduled,
+    "a schedule to owners": owners(None, by_relays),
+    "a schedule to owners in codes": owners(c.Qsgd(bits=8), by_relays),
+    "a schedule to owners over hosts": owners_over_hosts(None, by_relays),
+    "a schedule to owners in codes over hosts": owners_over_hosts(c.Qsgd(bits=8), by_relays),
+    "a schedule to owners and back": owners_over_hosts(None, by_relays, lambda size: [[k] for k in range(size)]),
     "a schedule in codes": scheduled_codes,
 }

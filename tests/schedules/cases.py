@@ -110,12 +110,12 @@ def problems(draw, max_ranks=9):
     return collective, topology, shape, owners
 
 
-def trained(context, start, algorithm):
+def trained(context, start, algorithm, **where):
     """Return the weights of a copy of a model after four steps, each rank with inputs of its own."""
     model = copy.deepcopy(start)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     generator, dtype = torch.Generator().manual_seed(context.rank), next(model.parameters()).dtype
-    with pliant.relax(model, optimizer, algorithm, group=context.process_group) as run:
+    with pliant.relax(model, optimizer, algorithm, group=context.process_group, **where) as run:
         for _ in range(4):
             run.model(torch.randn(5, 6, generator=generator, dtype=dtype)).square().mean().backward()
             optimizer.step()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,27 +14,31 @@ from pliant.collectives.rounds import comm_for_rows
 from pliant.comm.base import Comm
 from pliant.layouts.parts import Range
 
-__all__ = ["OwnerWays", "ReduceToOwners", "SpreadFromOwners"]
+__all__ = ["OwnerWay", "OwnerWays", "ReduceToOwners", "SpreadFromOwners"]
+
+
+OwnerWay: TypeAlias = Callable[[int, Callable[[int], None]], None]
+"""Moves parts of a vector that it knows, given a seed, and what moves them straight, likewise given a seed.
+
+It keeps nothing of who calls it: ranks then drop what they have made at the same time.
+"""
 
 
 class OwnerWays(Protocol):
     """Ways of parts between hosts, other than straight to their owners and straight from them."""
 
-    def to_owners(
-        self, slices: OwnerSlices, x: Tensor, codec: Codec | None, directly: Callable[[int], None]
-    ) -> Callable[[int], None]:
-        """Return what adds up x at the owners of its parts, given a seed.
+    def to_owners(self, slices: OwnerSlices, x: Tensor, codec: Codec | None) -> OwnerWay:
+        """Return what adds up x at the owners of its parts.
 
         Args:
             slices: Where parts lie in x, and who has them on each host.
             x: Vector of all calls, (numel,); what this rank does not own is left in any state.
             codec: Codec of what travels.
-            directly: The direct way.
 
         """
         ...
 
-    def from_owners(self, slices: OwnerSlices, x: Tensor, directly: Callable[[], None]) -> Callable[[], None]:
+    def from_owners(self, slices: OwnerSlices, x: Tensor) -> OwnerWay:
         """Return what gives the parts of x, (numel,), which lie with their owners, to one rank of each host."""
         ...
 
@@ -84,8 +88,7 @@ class ReduceToOwners:
         self._slices = OwnerSlices(numels, comm)
         self._packed = torch.empty_like(like)  # (numel,), by owner
         self._largest_bytes = max(self._num_bytes(numel) for numel in numels)
-        directly = self._add_up_directly
-        self._add_up = directly if ways is None else ways.to_owners(self._slices, self._packed, codec, directly)
+        self._way = None if ways is None else ways.to_owners(self._slices, self._packed, codec)
         most = max(map(len, self._held))
         self._norms = torch.zeros(comm.size, most, dtype=torch.float64, device=like.device)
         self._own_norms = torch.zeros(most, dtype=torch.float64, device=like.device)
@@ -103,12 +106,16 @@ class ReduceToOwners:
                 self._packed[at : at + stop - start].copy_(x[start:stop])
                 at += stop - start
         self._slices.sum_inside(self._packed)
-        self._add_up(seed)
+        if self._way is None:
+            self._add_up(seed)
+        else:
+            self._way(seed, self._add_up)
         total = self._part(self._rank)
         self._tell_norms(total)
         self._unpack(x, total)
 
-    def _add_up_directly(self, seed: int) -> None:
+    def _add_up(self, seed: int) -> None:
+        """Add up what is packed by straight messages to owners."""
         if self._codec is not None:
             for owner, payload in self._outbox.items():
                 self._codec.encode(self._part(owner), payload, seed + self._rank + 1)
@@ -184,8 +191,7 @@ class SpreadFromOwners:
         self._rank, self._slices = comm.rank, OwnerSlices(numels, comm)
         self._packed = torch.empty(sum(numels), dtype=dtype, device=device)
         self._largest_bytes = max(numels) * self._packed.element_size()
-        directly = self._send_directly
-        self._send = directly if ways is None else ways.from_owners(self._slices, self._packed, directly)
+        self._way = None if ways is None else ways.from_owners(self._slices, self._packed)
 
     def part(self, rank: int) -> Tensor:
         """Return a rank's part: to be filled by its owner before a call, and full on all ranks after it."""
@@ -193,10 +199,13 @@ class SpreadFromOwners:
 
     def __call__(self) -> None:
         """Give all ranks all parts. Collective."""
-        self._send()
+        if self._way is None:
+            self._send()
+        else:
+            self._way(0, lambda _: self._send())
         self._slices.spread_inside(self._packed)
 
-    def _send_directly(self) -> None:
+    def _send(self) -> None:
         slices, mine = self._slices, self.part(self._rank)
         sends = [(peer, mine) for peer in sorted(slices.elsewhere, key=self._distance)]
         swap(slices.flat, sends, [(of, self.part(of)) for of in slices.others], self._largest_bytes)

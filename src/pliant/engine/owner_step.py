@@ -58,6 +58,8 @@ class OwnerStep:
         """Parameter -> int64 (num_parts, 3): owner, start and stop of each part."""
         self.by_hosts = any(store.nodes[name].levels for name in self.parameters)
         """Whether ranks of a host add up some gradients before they leave it."""
+        self.schedules = {schedule_of(store.nodes[name]) for name in self.parameters} - {"direct"}
+        """Ways of gradients to owners and of weights back, other than straight."""
         self.drop_others(keeps_cut=False)
         self.keys = OwnerKeys(optimizer, self.parameters, self._owned[comm.rank], comm.rank)
 

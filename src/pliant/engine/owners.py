@@ -13,6 +13,7 @@ from pliant.engine.owner_step import OwnerStep
 from pliant.engine.parts import Part
 from pliant.engine.server_threads import ServerThreads
 from pliant.engine.tracer import Tracer
+from pliant.spec import OwnerScheduling, Schedule
 
 __all__ = ["Owners", "Servers"]
 
@@ -90,8 +91,10 @@ class Owners(Part):
             kind = "works element by element" if is_elementwise(optimizer) else "may need whole parameters"
             mean = max(1.0, sum(loads) / len(loads))
             inside = " Ranks of a host add up first, so that a part leaves each host once." if owned.by_hosts else ""
+            ways = "".join(map(_told_way, owned.schedules))
             told.append(
-                f"Owners: {cut}, since it {kind}; the busiest rank owns {max(loads) / mean:.3g} of the mean.{inside}"
+                f"Owners: {cut}, since it {kind}; the busiest rank owns {max(loads) / mean:.3g} of the mean."
+                f"{inside}{ways}"
             )
         return "\n".join(told)
 
@@ -112,6 +115,12 @@ class Owners(Part):
                 "the state was saved when parameters were cut into other parts, or these had other owners, than under "
                 "this plan, optimizer and Pliant; load it with pliant.load_run(..., resize=True), which cuts it anew."
             )
+
+
+def _told_way(schedule: OwnerScheduling) -> str:
+    if isinstance(schedule, Schedule):
+        return f" Gradients go to them, and new weights back, by the schedule {schedule.name!r}."
+    return " Both ways go straight, until a schedule for the links is found and measured to be faster."
 
 
 class Servers(Part):

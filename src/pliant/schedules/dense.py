@@ -140,7 +140,8 @@ def tree_schedules(
 ) -> Iterator[Schedule]:
     """Yield what `pack_trees` makes within a time, in one and two rounds each way and over links with less delay.
 
-    Nothing for more than 24 ranks, whose programs take minutes, and for one.
+    Nothing for more than 24 ranks, whose programs take minutes, and for one. With owners one round each way is left
+    out, which is `direct` of the family.
 
     Args:
         topology: Network with the rates.
@@ -154,7 +155,8 @@ def tree_schedules(
     delays_s = Links(topology, overheads).delays_s
     between = delays_s[~np.eye(len(delays_s), dtype=bool)]
     limits_s = [np.inf] + ([float(np.quantile(between, q)) for q in _DELAY_QUANTILES] if len(set(between)) > 1 else [])
-    for hops, max_delay_s in (((1, 1), np.inf), *(((2, 2), each) for each in dict.fromkeys(limits_s))):
+    straight = [((1, 1), np.inf)] if owned is None else []
+    for hops, max_delay_s in (*straight, *(((2, 2), each) for each in dict.fromkeys(limits_s))):
         found = pack_trees(topology, overheads, hops=hops, max_delay_s=max_delay_s, limit_s=limit_s / 4, owned=owned)
         if found is not None:
             near = "" if max_delay_s == np.inf else f" under {1e3 * max_delay_s:.3g} ms"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pliant.codecs import Codec
-from pliant.collectives.owner import OwnerWays
+from pliant.collectives.owner import OwnerWay, OwnerWays
 from pliant.collectives.owner_slices import OwnerSlices, hosts_of
 from pliant.comm.base import Comm
 from pliant.comm.hierarchical import HierarchicalComm
@@ -52,18 +52,18 @@ class _ChosenWays:
     def __init__(self, choice: ScheduleChoice) -> None:
         self._choice = choice
 
-    def to_owners(
-        self, slices: OwnerSlices, x: Tensor, codec: Codec | None, directly: Callable[[int], None]
-    ) -> Callable[[int], None]:
+    def to_owners(self, slices: OwnerSlices, x: Tensor, codec: Codec | None) -> OwnerWay:
         """Return the way of sums to owners; see `OwnerWays`."""
         make = partial(_as_it_is, slices, x, "reduce") if codec is None else partial(_coded, slices, x.device, codec)
-        kind = self._kind(slices, x, "reduce", codec, make)
-        return lambda seed: self._choice.carry_out(kind, lambda _, seed: directly(seed), x, seed)
+        return self._way(self._kind(slices, x, "reduce", codec, make), x)
 
-    def from_owners(self, slices: OwnerSlices, x: Tensor, directly: Callable[[], None]) -> Callable[[], None]:
+    def from_owners(self, slices: OwnerSlices, x: Tensor) -> OwnerWay:
         """Return the way of parts to all; see `OwnerWays`."""
-        kind = self._kind(slices, x, "copy", None, partial(_as_it_is, slices, x, "copy"))
-        return lambda: self._choice.carry_out(kind, lambda *_: directly(), x, 0)
+        return self._way(self._kind(slices, x, "copy", None, partial(_as_it_is, slices, x, "copy")), x)
+
+    def _way(self, kind: SumKind, x: Tensor) -> OwnerWay:
+        choice = self._choice
+        return lambda seed, directly: choice.carry_out(kind, lambda _, seed: directly(seed), x, seed)
 
     def _kind(
         self,
