@@ -3,7 +3,9 @@
 import json
 import re
 
+import pliant
 from cli import inside
+from pliant.schedules.rooted import roots_of
 from pliant.spec import Schedule, load
 
 
@@ -76,8 +78,28 @@ def test_mistakes_are_one_sentence(tmp_path):
         (("--hosts", "2", "--density", "5"), "--density is 5, but is a part of all blocks"),
         (("--hosts", "2", "--bitmap", str(path)), "has 2 lines, but needs one for each of the 2 ranks"),
         (("--hosts", "2", "--blocks", "0"), "4194304 bytes in 0 blocks cannot be"),
+        (("--hosts", "2", "--owned", "1,2,3"), "--owned is '1,2,3', but there are 2 ranks; write 'equal', or one"),
+        (("--hosts", "2", "--owned", "0,0"), "--owned is '0,0', but there are 2 ranks"),
+        (("--hosts", "2", "--owned", "equal", "--density", "5%"), "parts that are owned are of vectors that all ranks"),
     ):
         done = run(*arguments)
         assert done.returncode == 2
         assert sentence in " ".join(done.stderr.split())
         assert "Traceback" not in done.stderr
+
+
+def test_schedules_for_owners(tmp_path):
+    """Sums end on the ranks that own something, and both ways are told; the file is one for sharded_optimizer."""
+    out, found = tmp_path / "s.json", tmp_path / "found.json"
+    done = run(
+        *("--topology", "two-racks", "--owned", "2,1,1,1,1,1,1,0", "--size", "64MiB"),
+        *("--out", str(out), "--json", str(found)),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "8 ranks, 7 blocks, 67.1MB; a rank holds up to 67.1MB" in " ".join(done.stdout.split())
+    results = json.loads(found.read_text())
+    times = {each["name"]: each["predicted_s"] for each in reversed(results["candidates"])}
+    assert results["lower_bound_s"] <= results["candidates"][0]["predicted_s"] < times["direct"] / 1.5
+    schedule = load(Schedule, out)
+    assert set(roots_of(schedule)) == set(range(7))
+    assert pliant.sharded_optimizer(schedule=out).schedule == schedule
