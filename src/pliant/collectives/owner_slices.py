@@ -57,7 +57,7 @@ class OwnerSlices:
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Where the part of each rank begins in a vector of this rank."""
+        """Start of the part of each rank in a vector of this rank."""
         return tuple(self._ranges[owner][0] for owner in range(len(self.numels)))
 
     def part(self, x: Tensor, owner: int) -> Tensor:

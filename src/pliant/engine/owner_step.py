@@ -17,7 +17,7 @@ from pliant.engine.optimizer_copy import OptimizerCopy
 from pliant.engine.owned_ranges import OwnedRanges, pack, unpack, whole_state
 from pliant.engine.owner_keys import OwnerKeys, is_of_ranks
 from pliant.layouts.parts import Range
-from pliant.spec import OwnerScheduling
+from pliant.spec import OwnerScheduling, Schedule, Topology
 from pliant.spec.exchange import Level
 from pliant.spec.owners import schedule_of
 
@@ -58,7 +58,8 @@ class OwnerStep:
         """Parameter -> int64 (num_parts, 3): owner, start and stop of each part."""
         self.by_hosts = any(store.nodes[name].levels for name in self.parameters)
         """Whether ranks of a host add up some gradients before they leave it."""
-        self.schedules = {schedule_of(store.nodes[name]) for name in self.parameters} - {"direct"}
+        schedules = [schedule_of(store.nodes[name]) for name in self.parameters]
+        self.schedules = list(dict.fromkeys(way for way in schedules if isinstance(way, Schedule | Topology)))
         """Ways of gradients to owners and of weights back, other than straight."""
         self.drop_others(keeps_cut=False)
         self.keys = OwnerKeys(optimizer, self.parameters, self._owned[comm.rank], comm.rank)

@@ -13,7 +13,7 @@ from pliant.engine.owner_step import OwnerStep
 from pliant.engine.parts import Part
 from pliant.engine.server_threads import ServerThreads
 from pliant.engine.tracer import Tracer
-from pliant.spec import OwnerScheduling, Schedule
+from pliant.spec import Schedule, Topology
 
 __all__ = ["Owners", "Servers"]
 
@@ -117,7 +117,7 @@ class Owners(Part):
             )
 
 
-def _told_way(schedule: OwnerScheduling) -> str:
+def _told_way(schedule: Schedule | Topology) -> str:
     if isinstance(schedule, Schedule):
         return f" Gradients go to them, and new weights back, by the schedule {schedule.name!r}."
     return " Both ways go straight, until a schedule for the links is found and measured to be faster."

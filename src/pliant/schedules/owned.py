@@ -141,10 +141,8 @@ def _candidate(
     overheads: Overheads,
     num_sums: int,
 ) -> Candidate:
-    first, second = (
-        _cost_of_half(schedule, kind, owned_bytes, topology, overheads)
-        for kind, owned_bytes in (("reduce", to_bytes), ("copy", from_bytes))
-    )
+    first = _cost_of_half(schedule, "reduce", to_bytes, topology, overheads)
+    second = _cost_of_half(schedule, "copy", from_bytes, topology, overheads)
     cost = Cost(
         rounds=first.rounds * num_sums + second.rounds,
         sent_bytes=tuple(num_sums * up + down for up, down in zip(first.sent_bytes, second.sent_bytes, strict=True)),

@@ -210,10 +210,10 @@ class _Master:
         num, num_ups = self._prices.num_ranks, len(self._ups)
         roots = np.array([tree.root for tree in (*self._ups, *self._downs)])
         at_root = (np.arange(num)[:, None] == roots).astype(np.float64)  # (num_ranks, num_trees)
-        up = np.arange(len(roots)) < num_ups
+        up = (np.arange(len(roots)) < num_ups).astype(np.float64)
         if self._owned is None:
-            return np.vstack([np.where(up, at_root, -at_root), up]), np.append(np.zeros(num), 1.0)
-        return np.vstack([at_root * up, at_root * ~up]), np.tile(self._owned, 2)
+            return np.vstack([at_root * (2 * up - 1), up]), np.append(np.zeros(num), 1.0)
+        return np.vstack([at_root * up, at_root * (1 - up)]), np.tile(self._owned, 2)
 
     def _worths(self, prices: _Floats) -> tuple[_Floats, _Floats]:
         """Return what a tree to each root, and from it, may cost, by the prices of those sums."""
