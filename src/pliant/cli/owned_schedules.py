@@ -9,7 +9,7 @@ from pliant.schedules import Candidate, Collective, lower_bound_s
 from pliant.schedules.owned import owner_candidates, owner_task
 from pliant.spec import Topology
 
-__all__ = ["OwnedOption", "owned_bytes", "owned_search"]
+__all__ = ["OwnedOption", "owned_bytes", "owned_search", "require_whole"]
 
 OwnedOption: TypeAlias = Annotated[
     str,
@@ -18,6 +18,15 @@ OwnedOption: TypeAlias = Annotated[
         "sums end on owners, who send as much back later."
     ),
 ]
+
+
+def require_whole(text: str, holds: bool) -> None:
+    """Raise ValueError for parts of vectors that ranks do not hold whole."""
+    if not holds:
+        raise ValueError(
+            f"--owned is {text!r}, and parts that are owned are of vectors that all ranks hold whole; leave out "
+            "--density, --bitmap and --improve."
+        )
 
 
 def owned_bytes(text: str, num_bytes: int, num_ranks: int) -> list[int]:

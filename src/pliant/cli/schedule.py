@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pliant.cli import inputs
-from pliant.cli.owned_schedules import OwnedOption, owned_bytes, owned_search
+from pliant.cli.owned_schedules import OwnedOption, owned_bytes, owned_search, require_whole
 from pliant.cli.page import require_plotly, write_figure
 from pliant.cli.racks import RacksOption, UplinkOption
 from pliant.cli.schedule_figure import schedule_figure
@@ -76,11 +76,7 @@ def schedule(
     known = replace(inputs.read_overheads(overheads, machine, where), pause_s=parse_time(pause))
     notes = list[str]()
     if owned:
-        if bitmap is not None or _part(density) < 1 or parse_time(improve) > 0:
-            raise ValueError(
-                f"--owned is {owned!r}, and parts that are owned are of vectors that all ranks hold whole; leave out "
-                "--density, --bitmap and --improve."
-            )
+        require_whole(owned, bitmap is None and _part(density) == 1 and parse_time(improve) == 0)
         parts = owned_bytes(owned, parse_bytes(size), where.num_ranks)
         collective, found, bound_s = owned_search(parts, where, known)
     else:

@@ -15,7 +15,7 @@ from pliant.schedules.cost import Cost, predict_cost
 from pliant.schedules.dense import dense_merged, tree_schedules
 from pliant.schedules.family import build_schedule, shapes
 from pliant.schedules.orders import host_orders, reordered
-from pliant.schedules.rooted import Half, place_half
+from pliant.schedules.rooted import Half, half_of, roots_of
 from pliant.schedules.select import Candidate
 from pliant.schedules.verify import verify
 from pliant.spec import Schedule, Topology
@@ -155,6 +155,10 @@ def _candidate(
 def _cost_of_half(
     schedule: Schedule, kind: Half, owned_bytes: Sequence[int], topology: Topology, overheads: Overheads
 ) -> Cost:
-    alone = tuple((rank,) for rank in range(len(owned_bytes)))
-    half = place_half(schedule, kind, tuple(owned_bytes), alone)
-    return predict_cost(half.schedule, half.collective, topology, overheads)
+    """Predict half of a schedule with each owner's bytes in the blocks whose root it is, by their shares."""
+    half, roots = half_of(schedule, kind), roots_of(schedule)
+    rooted = np.bincount(roots, schedule.shares, schedule.num_ranks)
+    sizes = tuple(round(owned_bytes[root] * s / rooted[root]) for root, s in zip(roots, schedule.shares, strict=True))
+    everybody = (tuple(range(schedule.num_ranks)),) * len(roots)
+    task = Collective(num_ranks=schedule.num_ranks, block_bytes=sizes, holders=everybody, needers=everybody)
+    return predict_cost(half, task, topology, overheads)

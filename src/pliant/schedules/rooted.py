@@ -11,7 +11,7 @@ from pliant.schedules.dense import dense_merged
 from pliant.schedules.verify import ScheduleError, verify
 from pliant.spec import Move, Schedule
 
-__all__ = ["Half", "OwnerSchedule", "place_half", "roots_of"]
+__all__ = ["Half", "OwnerSchedule", "half_of", "place_half", "roots_of"]
 
 Half = Literal["reduce", "copy"]
 """Kind of the moves: of partial sums to their roots, or of what is there from the roots to all."""
@@ -50,6 +50,14 @@ class OwnerSchedule:
         return tuple(found)
 
 
+@lru_cache(maxsize=1024)
+def half_of(schedule: Schedule, kind: Half) -> Schedule:
+    """Return the moves of one kind, without rounds that have none."""
+    rounds = (tuple(move for move in moves if move.kind == kind) for moves in schedule.rounds)
+    return replace(schedule, rounds=tuple(moves for moves in rounds if moves))
+
+
+@lru_cache(maxsize=1024)
 def roots_of(schedule: Schedule) -> tuple[int, ...]:
     """Return the rank on which the sum of each block is formed, of a verified schedule of dense sums."""
     has = [set(range(schedule.num_ranks)) for _ in range(schedule.num_blocks)]
@@ -86,12 +94,12 @@ def place_half(
     rooted: dict[int, list[int]] = {}
     for b, root in enumerate(roots_of(schedule)):
         rooted.setdefault(root, []).append(b)
+    half = half_of(schedule, kind)
     moves_of: dict[int, list[tuple[int, Move]]] = {}
-    for at, moves in enumerate(schedule.rounds):
+    for at, moves in enumerate(half.rounds):
         for move in moves:
-            if move.kind == kind:
-                moves_of.setdefault(move.block, []).append((at, move))
-    rounds: list[list[Move]] = [[] for _ in schedule.rounds]
+            moves_of.setdefault(move.block, []).append((at, move))
+    rounds: list[list[Move]] = [[] for _ in half.rounds]
     sizes, owners, everywhere = list[int](), list[int](), list[tuple[int, ...]]()
     for home, place, owner in sorted((h, p, r) for h, ranks in enumerate(hosts) for p, r in enumerate(ranks)):
         if not numels[owner]:
