@@ -20,6 +20,7 @@ __all__ = [
     "ChecksOptimizer",
     "Deferred",
     "ExchangesWeights",
+    "GathersMomentum",
     "InitializesFromOptimizer",
     "RatioSetting",
     "State",
@@ -114,6 +115,8 @@ class StepContext:
     """Ratio setting of the controller, if the node has a target."""
     share: float = 1.0
     """This rank's share of all ranks' work since the last exchange of weights, times the number of ranks."""
+    is_due: bool = True
+    """Whether a period has ended; a round that only waits for ranks to come makes no step of a momentum."""
 
     def ratio(self, own: float, ramp_steps: int) -> float:
         """Return the ratio of this exchange: the controller's, once a ramp is over, or else the algorithm's own."""
@@ -161,6 +164,15 @@ class ExchangesWeights(Protocol):
         Runs in the communication thread. Where the node has a delay or a free pace, the engine adds what has happened
         to the weights meanwhile to the result.
         """
+        ...
+
+
+@runtime_checkable
+class GathersMomentum(Protocol):
+    """Protocol of exchanges of weights whose outer momentum may begin before they do."""
+
+    def gather_momentum(self, bucket: Bucket, state: State, context: StepContext) -> None:
+        """Let the momentum take what has changed since the reference, and begin from here. No communication."""
         ...
 
 
