@@ -199,18 +199,19 @@ def test_the_steps_of_a_rank_from_round_to_round_follow_its_pace(monkeypatch):
     monkeypatch.setattr(BackgroundAverage, "_meet", noted)
 
     def body(place):
-        ddp = new_ddp(place)
-        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
-        with pliant.relax(ddp, optimizer, pliant.delayed_nesterov(8), timeout_s=60) as run:
+        module = new_ddp(place).module  # DDP's ranks meet in their first step
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+        what = pliant.delayed_nesterov(8)
+        with pliant.relax(module, optimizer, what, group=place.process_group, timeout_s=60) as run:
             [averages] = run._executor.of(BackgroundAverage)
             for step in range(32):
                 if place.rank == 1:
                     if step % 2:
-                        train(ddp, optimizer, 1, [step])
+                        train(run.model, optimizer, 1, [step])
                     all_there.wait(250)  # so that rank 0, which calls, steps last
                 else:
                     all_there.wait(250)
-                    train(ddp, optimizer, 0, [step])
+                    train(run.model, optimizer, 0, [step])
                     until(lambda: averages._calls.last == averages._round)
                 all_there.wait(250)
 
@@ -288,7 +289,7 @@ def test_a_run_says_what_its_outer_optimizer_is_set_to():
         said = []
         for what in (
             pliant.diloco(total_steps=800),
-            pliant.pier(1280, outer_lr=0.5),
+            pliant.pier(1280, outer_lr=0.5, last_momentum=0.2),
             pliant.delayed_nesterov(),
             pliant.local_sgd(),
         ):
@@ -299,7 +300,8 @@ def test_a_run_says_what_its_outer_optimizer_is_set_to():
 
     assert pliant.run_world(1, body)[0] == [
         "steps every 32 steps, 25 times in 800 steps, with lr 0.7; momentum 0.6.",
-        "steps every 32 steps, 40 times in 1,280 steps, with lr 0.5; momentum 0.75, 0.75 at step 128, 0.375 at step 1280.",
+        "steps every 32 steps, 40 times in 1,280 steps, with lr 0.5; "
+        "momentum 0.75, 0.75 at step 128, 0.2 at step 1280.",
         "steps every 4 rounds of 8 steps, with lr 0.7; momentum 0.9.",
         "",
     ]
