@@ -20,7 +20,6 @@ __all__ = [
     "ChecksOptimizer",
     "Deferred",
     "ExchangesWeights",
-    "GathersMomentum",
     "InitializesFromOptimizer",
     "RatioSetting",
     "State",
@@ -164,15 +163,6 @@ class ExchangesWeights(Protocol):
         Runs in the communication thread. Where the node has a delay or a free pace, the engine adds what has happened
         to the weights meanwhile to the result.
         """
-        ...
-
-
-@runtime_checkable
-class GathersMomentum(Protocol):
-    """Protocol of exchanges of weights whose outer momentum may begin before they do."""
-
-    def gather_momentum(self, bucket: Bucket, state: State, context: StepContext) -> None:
-        """Let the momentum take what has changed since the reference, and begin from here. No communication."""
         ...
 
 

@@ -32,8 +32,8 @@ def diloco(
 
     >>> str(diloco(averaging=int4()).averaging)
     "ScatterGather(codec=int4, feedback='both')"
-    >>> str(diloco(total_steps=800, num_ranks=16).outer)
-    'Outer(momentum=0.6, total_steps=800)'
+    >>> diloco(total_steps=800, num_ranks=16).outer.momentum
+    0.6
 
     """
     outer = _outer(period, outer_lr, outer_momentum, total_steps, num_ranks)
@@ -74,8 +74,8 @@ def muloco(
 
     Muon must be among the run's optimizers, as in ``relax(model, [muon, adamw], "muloco")``.
 
-    >>> str(muloco(fragments=3, delay_steps=2).outer)
-    'Outer(lr=0.7, momentum=0.6)'
+    >>> muloco(fragments=3, delay_steps=2).outer.momentum
+    0.6
     """
     return LocalSteps(
         period=period,

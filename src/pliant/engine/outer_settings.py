@@ -1,4 +1,4 @@
-"""What the settings of outer optimizers ask of a run, and what they come to in it, in sentences."""
+"""Sentences about outer optimizers: what their settings ask of a run, and what they come to in it."""
 
 import warnings
 from collections.abc import Iterable, Sequence

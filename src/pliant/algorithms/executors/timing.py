@@ -15,7 +15,6 @@ from pliant.algorithms.base import (
     ChecksOptimizer,
     Deferred,
     ExchangesWeights,
-    GathersMomentum,
     State,
     StateSpec,
     StepContext,
@@ -23,6 +22,7 @@ from pliant.algorithms.base import (
     prefix_slots,
     start_innermost,
 )
+from pliant.algorithms.executors.local_steps import LocalStepsExecutor
 from pliant.buckets import Bucket, as_real
 from pliant.codecs import all_finite, finite_flag, keep_unless
 from pliant.collectives.pair_average import PairRule
@@ -186,7 +186,7 @@ class AfterExecutor:
     def exchange_weights(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> Deferred | None:
         """Begin from the weights that the warm-up has made, then hand over to the later one."""
         if context.step <= self.node.steps and self.node.gathers_momentum:
-            return cast(GathersMomentum, self.then).gather_momentum(bucket, self._later(state), context)
+            return cast(LocalStepsExecutor, self.then).gather_momentum(bucket, self._later(state), context)
         if context.step <= self.node.steps:
             return self.reset_reference(bucket, state)
         return cast(ExchangesWeights, self.then).exchange_weights(
