@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import pliant as p
 import pliant.codecs as c
 from pliant.algorithms import ALGORITHMS as REGISTRY
-from pliant.spec import CODECS as FACTS, CodecSpec, CompressedMomentum, ScatterGather
+from pliant.spec import CODECS as FACTS, CodecSpec, CompressedMomentum, LocalSteps, Outer, ScatterGather
 
 CODECS = [
     *(c.codec_class(name)() for name in FACTS),
@@ -83,6 +83,10 @@ GIVEN = {
     "post_local_sgd": p.post_local_sgd(3, 2),
     "diloco": p.diloco(3, averaging=p.int4()),
     "streaming_diloco": p.streaming_diloco(6, fragments=3, delay_steps=2),
+    "pier": p.pier(40, 4, warmup_steps=6, outer_momentum=0.6),
+    "delayed_nesterov": p.delayed_nesterov(1, every=2, outer_momentum=0.5),
+    "outer-every": LocalSteps(period=2, outer=Outer(lr=0.7, momentum=0.6, every=3)),
+    "outer-points": LocalSteps(period=3, outer=Outer(lr_points=((0.5, 0.3), (1.0, 0.1)), total_steps=20)),
     "sparse_loco": p.sparse_loco(3, ratio=0.2),
     "bounded_staleness": p.bounded_staleness(0),
     "stale-free": p.bounded_staleness(2),
@@ -90,8 +94,9 @@ GIVEN = {
     "between-hosts": p.between_hosts(p.diloco(3)),
 }
 """Settings under which a row of the registry shows on a small model, or others than its own."""
-ELSEWHERE = {"between_hosts", "between_racks", "with_target", "sharded"}
-"""Rows that need more than a DDP model: hosts, racks (engine/test_rack_levels.py), or shards (tests/sharded)."""
+ELSEWHERE = {"between_hosts", "between_racks", "with_target", "sharded", "muloco"}
+"""Rows that need more than a DDP model: hosts, racks (engine/test_rack_levels.py), shards (tests/sharded), or Muon
+(engine/test_outer.py)."""
 ROWS = {n: p.parse(row.example or n) for n, row in REGISTRY.items() if n not in ELSEWHERE} | GIVEN
 ALGORITHMS = {name: node for name, node in ROWS.items() if not node.weights_may_diverge}
 """Algorithms that leave all ranks equal after each step; `optimizer_for` gives the optimizer that each needs."""
@@ -103,7 +108,7 @@ VARIANTS = {
     *("fp16", "qsgd", "qsgd4", "terngrad", "natural", "int4", "worker-only", "powersgd2", "blocktopk", "demo-mean"),
     *("tasc", "tasc-dgc", "tasc-rows", "tasc-fresh", "tasc-float", "tasc-leader", "tasc-difference"),
     *("every-exact", "owner-qsgd", "late-onebit", "late-ahead", "topk-dynamic"),
-    *("gossip-matching", "dcd", "local_sgd-delayed", "stale-free"),
+    *("gossip-matching", "dcd", "local_sgd-delayed", "stale-free", "outer-points"),
 }
 """Other settings of what another row holds already."""
 

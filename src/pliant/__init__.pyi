@@ -73,6 +73,13 @@ from .algorithms.gradients import (
     terngrad as terngrad,
     topk as topk,
 )
+from .algorithms.outer import (
+    delayed_nesterov as delayed_nesterov,
+    diloco as diloco,
+    muloco as muloco,
+    pier as pier,
+    streaming_diloco as streaming_diloco,
+)
 from .algorithms.owners import (
     bounded_staleness as bounded_staleness,
     sharded_optimizer as sharded_optimizer,
@@ -81,10 +88,8 @@ from .algorithms.weights import (
     async_average as async_average,
     choco as choco,
     dcd as dcd,
-    diloco as diloco,
     gossip as gossip,
     local_sgd as local_sgd,
     post_local_sgd as post_local_sgd,
     sparse_loco as sparse_loco,
-    streaming_diloco as streaming_diloco,
 )

@@ -17,6 +17,7 @@ from pliant.comm.rendezvous import Rendezvous
 from pliant.engine import elastic_run
 from pliant.engine.epoch_sync import average_members
 from pliant.network.store_host import reserve_port
+from pliant.spec import LocalSteps, Outer
 
 PLANS = {
     "gossip": pliant.gossip(),
@@ -27,7 +28,9 @@ PLANS = {
     "diloco": pliant.diloco(4, averaging=pliant.int4()),
     "streaming_diloco": pliant.streaming_diloco(6, fragments=3, delay_steps=2),
     "sparse_loco": pliant.sparse_loco(3, ratio=0.2),
+    "outer-every": LocalSteps(period=2, outer=Outer(lr=0.7, momentum=0.6, every=4)),
     "async_average": pliant.async_average(),
+    "delayed_nesterov": pliant.delayed_nesterov(1, outer_momentum=0.5),
 }
 SIZE = 4
 _one_at_a_time = threading.Lock()

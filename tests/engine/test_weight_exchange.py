@@ -224,11 +224,35 @@ def test_delayed_averaging_equals_its_oracle_and_its_mean_is_never_late(size):
     np.testing.assert_allclose(first.mean(0), run_all(size, "allreduce", steps=1)[0], atol=2e-6)
 
 
-@sizes
-@pytest.mark.parametrize(("fragments", "delay"), [(1, 0), (1, 2), (3, 0), (3, 2)])
-def test_diloco_equals_its_oracle(size, fragments, delay):
-    period, lr, mu = 6, 0.7, 0.9
-    state = {"corrections": {}}
+def along(first, points, share):
+    """The value of a setting at a share of the training."""
+    shares, values = zip((0.0, first), *points, strict=True)
+    return np.interp(share, shares, values)
+
+
+OUTERS = {
+    "constant": Outer(lr=0.7, momentum=0.9),
+    "points": Outer(
+        lr=0.7, momentum=0.8, lr_points=((0.5, 0.2),), momentum_points=((0.3, 0.8), (0.9, 0.1)), total_steps=16
+    ),
+    "momentum later": Outer(momentum_points=((0.5, 0.8),), total_steps=12),
+    "every": Outer(lr=0.2, momentum=0.9, every=3),
+}
+
+
+@pytest.mark.parametrize(
+    ("size", "outer", "fragments", "delay"),
+    [
+        *((n, "constant", fragments, delay) for n in (2, 3, 4) for fragments in (1, 3) for delay in (0, 2)),
+        *((1, outer, 1, 0) for outer in OUTERS),
+        *((3, outer, 3, 0) for outer in OUTERS if outer != "constant"),
+        *(pytest.param(8, outer, 3, 2, marks=pytest.mark.extended) for outer in OUTERS),
+    ],
+)
+def test_diloco_equals_its_oracle(size, outer, fragments, delay):
+    """The oracle of delayed Nesterov is the paper's, with the rate that N arrivals divide among them."""
+    outer, period = OUTERS[outer], 4 if outer == "every" else 6
+    every, state = outer.every, {"corrections": {}, "rounds": [0] * fragments}
 
     def spread(names_and_numels):
         numels, own = [0] * fragments, []
@@ -240,17 +264,25 @@ def test_diloco_equals_its_oracle(size, fragments, delay):
 
     def after_step(t, x):
         if "theta" not in state:
-            state["theta"], state["m"] = start.copy(), np.zeros_like(start)
+            state["theta"], state["m"], state["acc"] = start.copy(), np.zeros_like(start), np.zeros_like(start)
         x = x + state["corrections"].pop(t, 0)
-        theta, m = state["theta"], state["m"]
+        theta, m, acc = state["theta"], state["m"], state["acc"]
+        share = t / (outer.total_steps or 1)
+        lr = along(outer.lr, outer.lr_points, share) * every
+        mu = along(outer.momentum, outer.momentum_points, share)
         for k in range(fragments):
             first = -(-period * (k + 1) // fragments)
             if (t - first) % period or t < first:
                 continue
             part = fragment == k
             change = (theta[part] - x[:, part]).mean(0)
-            m[part] = mu * m[part] + change
-            theta[part] -= lr * (change + mu * m[part])
+            acc[part] += change
+            state["rounds"][k] += 1
+            theta[part] -= lr * change / every
+            if state["rounds"][k] % every == 0:
+                m[part] = mu * m[part] + acc[part] / every
+                theta[part] -= lr * mu * m[part]
+                acc[part] = 0
             if delay:
                 correction = np.zeros_like(x)
                 correction[:, part] = theta[part] - x[:, part]
@@ -261,7 +293,6 @@ def test_diloco_equals_its_oracle(size, fragments, delay):
 
     start = run_all(1, "allreduce", steps=0)[0]
     fragment = spread(pliant.run_world(1, lambda place: [p.numel() for p in new_ddp(place).parameters()])[0])
-    outer = Outer(lr=lr, momentum=mu)
     what = LocalSteps(period=period, outer=outer, fragments=fragments, delay_steps=delay)
     check(path_of(size, what, steps=15), after_step)
 

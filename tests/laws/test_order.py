@@ -54,6 +54,7 @@ def trained(what, size, monkeypatch, wrap):
 
 
 SERVED = {"bounded_staleness", "stale-free", "stale-coded", "async_average", "gossip-free", "choco-free"}
+SERVED |= {"delayed_nesterov"}
 """Threads hear questions and calls at any time, beside what they send: their messages lie in host memory, for Gloo."""
 
 

@@ -37,6 +37,7 @@ EXTRA = {
 }
 ROWS = {**ALGORITHMS, **BETWEEN_STEPS, **EXTRA}
 FREE = {"gossip-free", "choco-free", "async_average", "stale-free", "tasc-curved", "topk-dynamic", "tasc-dynamic"}
+FREE |= {"delayed_nesterov"}
 """Who exchanges when, how much, or looks at the curvature when, depends on the clock."""
 WARMUP = 12
 """Steps after which every warm-up of the rows is over."""

@@ -50,10 +50,12 @@ GROWTH = {
     "gossip": lambda n: 1,
     **dict.fromkeys(("choco", "dcd"), tree),
     **dict.fromkeys(("local_sgd", "post_local_sgd"), lambda n: ring(n) / 8),
-    "diloco": lambda n: ring(n) / 32,
+    **dict.fromkeys(("diloco", "pier"), lambda n: ring(n) / 32),
     "streaming_diloco": lambda n: owners(n) / 8,
     "sparse_loco": lambda n: few(n) / 16,
-    "async_average": lambda n: 0,  # in the step; a thread beside it takes part in averages
+    **dict.fromkeys(
+        ("async_average", "delayed_nesterov"), lambda n: 0
+    ),  # in the step; a thread beside it takes part in averages
 }
 """Row of the registry -> messages of n ranks, of each in a step, where buckets are small."""
 

@@ -45,7 +45,10 @@ NEEDED = {
     "CurvatureSpec": {"max_interval": 1 << 20},
 }
 """Fields that a record must have, or with which the bounds of another one stand."""
-BESIDE = {"staleness": {"Gossip": {"pace": "free"}, "CodedGossip": {"pace": "free", "gamma": 0.5}}}
+BESIDE = {
+    "staleness": {"Gossip": {"pace": "free"}, "CodedGossip": {"pace": "free", "gamma": 0.5}},
+    "every": {"Outer": {"momentum": 0.5}},
+}
 """Field -> record -> what its bounds need beside those, and other fields do not."""
 RECORDS = [*NODES.values()]
 RECORDS += [Outer, Placement, Target, Selection, CurvatureSpec, ReduceScatter]

@@ -171,7 +171,10 @@ def changed(record, **changes):
         (changed(PLAN, colour="red"), "no field 'colour'; it has bucket_bytes, name"),
         (changed(PLAN, name=3), "SyncPlan.name must be of type str, but is 3"),
         (changed(PLAN, rules={}), "SyncPlan.rules must be a list"),
-        (changed(PLAN, rules=[{"exchange": {"type": "Everything"}}]), "has the type 'Everything'.*there are Every, "),
+        (
+            changed(PLAN, rules=[{"exchange": {"type": "Everything"}}]),
+            "has the type 'Everything'.*there are AllReduce, ",
+        ),
         (changed(PLAN, rules=[{"exchange": {"type": "Combinator"}}]), "has the type 'Combinator'"),
         (changed(PLAN, rules=[{"exchange": {"type": ["Every"]}}]), r"has the type \['Every'\]"),
         (changed(PLAN, rules=[{"exchange": {}}]), "has the type None"),

@@ -56,8 +56,11 @@ _DRAWN = (
     "bounded_staleness",
 )
 """Order in which jobs over all algorithms draw: seeds that are committed count on it."""
-PLIANT_ARMS = (*_DRAWN, *(name for name, row in ALGORITHMS.items() if row.bare and name not in (*_DRAWN, "fp16")))
-"""What jobs over all algorithms draw from: each row of the registry; fp16 is as bf16."""
+PLIANT_ARMS = (
+    *_DRAWN,
+    *(name for name, row in ALGORITHMS.items() if row.bare and name not in (*_DRAWN, "fp16", "muloco")),
+)
+"""What jobs over all algorithms draw from: each row of the registry; fp16 is as bf16, muloco needs two optimizers."""
 _SHORT = {
     "qsgd4": "qsgd(bits=4)",
     "topk_dgc": "topk(momentum=0.9, ramp_steps={warmup})",

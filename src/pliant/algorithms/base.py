@@ -114,6 +114,8 @@ class StepContext:
     """Ratio setting of the controller, if the node has a target."""
     share: float = 1.0
     """This rank's share of all ranks' work since the last exchange of weights, times the number of ranks."""
+    is_due: bool = True
+    """Whether a period has ended; a round that only waits for ranks to come makes no step of a momentum."""
 
     def ratio(self, own: float, ramp_steps: int) -> float:
         """Return the ratio of this exchange: the controller's, once a ramp is over, or else the algorithm's own."""

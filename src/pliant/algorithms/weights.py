@@ -1,19 +1,17 @@
 """Functions for algorithms that exchange weights between steps: each returns a node of a plan. No torch here."""
 
-from pliant.algorithms.gradients import int4, topk
+from pliant.algorithms.gradients import topk
 from pliant.algorithms.inputs import AlgorithmLike, CodecLike, as_codec_spec, node_of
-from pliant.spec import After, AllReduce, CodecSpec, CodedGossip, Exchange, Gossip, Graph, LocalSteps, Outer
+from pliant.spec import After, AllReduce, CodecSpec, CodedGossip, Exchange, Gossip, Graph, LocalSteps
 
 __all__ = [
     "async_average",
     "choco",
     "dcd",
-    "diloco",
     "gossip",
     "local_sgd",
     "post_local_sgd",
     "sparse_loco",
-    "streaming_diloco",
 ]
 
 _EIGHT_BITS = CodecSpec(name="minmax8")
@@ -125,30 +123,6 @@ def post_local_sgd(warmup_steps: int, period: int = 8) -> After:
     'After(steps=100, first=AllReduce, then=LocalSteps(period=8))'
     """
     return After(steps=warmup_steps, first=AllReduce(), then=local_sgd(period))
-
-
-def diloco(
-    period: int = 32, *, outer_lr: float = 0.7, outer_momentum: float = 0.9, averaging: AlgorithmLike | None = None
-) -> LocalSteps:
-    """Give the mean change of `period` local steps to an outer Nesterov optimizer (DiLoCo, arXiv:2311.08105).
-
-    `averaging` is any algorithm that averages changes at once; exact if None.
-
-    >>> str(diloco(averaging=int4()).averaging)
-    "ScatterGather(codec=int4, feedback='both')"
-    """
-    outer = Outer(lr=outer_lr, momentum=outer_momentum)
-    return LocalSteps(period=period, averaging=_averaging_node(averaging), outer=outer)
-
-
-def streaming_diloco(period: int = 32, *, fragments: int = 4, delay_steps: int = 2) -> LocalSteps:
-    """Exchange DiLoCo's changes in fragments, in 4 bits, beside the training (Streaming DiLoCo, arXiv:2501.18512).
-
-    >>> streaming_diloco(fragments=2).fragments
-    2
-    """
-    outer = Outer(lr=0.7, momentum=0.9)
-    return LocalSteps(period=period, averaging=int4(), outer=outer, fragments=fragments, delay_steps=delay_steps)
 
 
 def sparse_loco(period: int = 16, *, ratio: float = 0.03) -> LocalSteps:

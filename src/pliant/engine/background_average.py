@@ -221,16 +221,16 @@ class BackgroundAverage(AmongAll):
             each.read()
             each.part.require_finite(self._steps, each.bucket.flat)
             each.part.last = self._steps  # whoever has called
-        share, all_left = self._meet(self._work_done(), leaving=self._leaving)
+        share, num_left = self._meet(self._work_done(), leaving=self._leaving)
         deferred: list[Deferred] = []
         for each in self._averaged:
-            rest = self._exchange(each, share)
+            rest = self._exchange(each, share, is_due=not num_left)
             deferred += [rest] if rest is not None else []
         for rest in deferred:
             rest()
         with self._changed:
             self._round = number
-            if all_left:  # no round before this rank's next step, which others may make sooner
+            if num_left == self._comms.all.size:  # no round before this rank's next step, which others may make sooner
                 self._leaving = self._is_open = False
             self._busy_s += time.perf_counter() - began_s
             self._changed.notify_all()
@@ -241,8 +241,8 @@ class BackgroundAverage(AmongAll):
         work, self._weighed = done - self._weighed, done
         return work
 
-    def _meet(self, work: float, *, leaving: bool) -> tuple[float, bool]:
-        """Return this rank's share of all work, times the number of ranks, and whether all have come to an end."""
+    def _meet(self, work: float, *, leaving: bool) -> tuple[float, int]:
+        """Return this rank's share of all work, times the number of ranks, and how many ranks wait for the others."""
         comm = self._comms.all
         mine = torch.tensor([work, float(leaving), sum(self.rounds)], dtype=torch.float64)
         table = torch.empty(comm.size * mine.numel(), dtype=torch.float64)
@@ -251,13 +251,14 @@ class BackgroundAverage(AmongAll):
         works, leavers, rounds = table.view(comm.size, -1).T.tolist()
         check_counts([StepCounts(exchanges=int(count)).row() for count in rounds])
         total = sum(works)
-        return work * comm.size / total if total > 0 else 1.0, all(leavers)
+        return work * comm.size / total if total > 0 else 1.0, int(sum(leavers))
 
-    def _exchange(self, each: AveragedWeights, share: float) -> Deferred | None:
+    def _exchange(self, each: AveragedWeights, share: float, *, is_due: bool) -> Deferred | None:
         part, names = each.part, [span.name for span in each.bucket.spans]
         step = max(self._steps, self._until + 1)
         seed = part.round << 32 | zlib.crc32(each.bucket.name.encode())
-        context = StepContext(step=step, seed=seed, round=part.round, share=share if part.timing.weighted else 1.0)
+        share = share if part.timing.weighted else 1.0
+        context = StepContext(step=step, seed=seed, round=part.round, share=share, is_due=is_due)
         part.round += 1
         with (
             self._tracer.task(each.bucket.name, self._steps - 1),

@@ -19,6 +19,7 @@ from pliant.engine.curvature_monitor import CurvatureMonitor
 from pliant.engine.curvature_requests import Curvature, CurvatureRequest, requests_in
 from pliant.engine.gradient_exchange import GradientExchange, NonFinite
 from pliant.engine.nodes import layer_classes, nodes_for
+from pliant.engine.outer_settings import require_inner_optimizers, warn_of_few_rounds
 from pliant.engine.owned_ranges import place_owners
 from pliant.engine.owner_step import OwnerStep
 from pliant.engine.owners import Owners, Servers
@@ -154,6 +155,7 @@ class ExecutorBuilder:
             nodes = {name: with_schedule(node, self._places.links) for name, node in nodes.items()}
         store = AlgorithmState(self._parameters, nodes, self._comms)
         self._check_optimizers(store)
+        warn_of_few_rounds(nodes.values())
         place_owners(store, self._comms.all.size, self._steppers)
         request = requests_in(store, self._steppers)
         if request is not None:
@@ -197,6 +199,7 @@ class ExecutorBuilder:
 
     def _check_optimizers(self, store: AlgorithmState) -> None:
         """Raise ValueError for an optimizer that does not fit the algorithm of a parameter that it steps."""
+        require_inner_optimizers(store.nodes.values(), self._relaxed.optimizers)
         stepped = [(store.nodes[n], self._steppers.get(id(p))) for n, p in self._parameters.items()]
         for node, optimizer in dict.fromkeys(stepped):
             if optimizer is None:

@@ -141,8 +141,8 @@ class WeightExchange(AmongAll):
     def _start(self, parts: Sequence[WeightPart], step: int) -> None:
         if not parts:
             return
-        share = [1.0]
-        if any(part.timing.weighted for part in parts) and self._comms.all.size > 1:
+        share, sends = [1.0], any(step >= part.timing.until_step for part in parts)
+        if sends and any(part.timing.weighted for part in parts) and self._comms.all.size > 1:
             work = (self._counted or step - self._begun) - parts[0].work
             self._comm_thread.submit(lambda: self._meet(work, share), name="meet", step=step - 1)
         deferred: list[tuple[str, Deferred]] = []
@@ -155,7 +155,7 @@ class WeightExchange(AmongAll):
             part.work = self._counted or step - self._begun
             part.last = step + part.offset if step == part.timing.until_step else step
         self._comm_thread.submit_all(deferred, step=step - 1)
-        if self._agreement is not None:
+        if sends and self._agreement is not None:
             agreement, plan = self._agreement
             agreement.after_exchange(
                 lambda: StepCounts(step=step, exchanges=self.exchanges, plan=plan),

@@ -19,9 +19,10 @@ from pliant.engine.algorithm_state import CORRECTION, AlgorithmState
 from pliant.engine.comm_thread import TaskHandle
 from pliant.engine.comms import Comms
 from pliant.engine.gradient_exchange import NonFiniteGradientError
+from pliant.engine.outer_settings import describe_outer
 from pliant.engine.parts import Part
 from pliant.layouts.division import weight_buckets
-from pliant.spec import Exchange, LocalSteps, Outer, Timing
+from pliant.spec import Exchange, LocalSteps, Timing
 
 __all__ = ["AmongAll", "BetweenSteps", "WeightPart", "change_norm", "first_bad", "split_weights"]
 
@@ -63,12 +64,14 @@ class WeightPart:
     def acts_alone(self) -> bool:
         """Whether an exchange changes something even with a single rank, as an outer optimizer does."""
         core = self.node.core
-        return isinstance(core, LocalSteps) and core.outer != Outer()
+        return isinstance(core, LocalSteps) and not core.outer.takes_mean
 
     def due(self, step: int, lr: float) -> bool:
-        """Say whether weights are exchanged after this many steps."""
-        if step <= self.timing.until_step:
-            return step == self.timing.until_step
+        """Say whether weights are exchanged after this many steps, or set out from anew without an exchange."""
+        if step == self.timing.until_step:
+            return True
+        if step < self.timing.until_step and not self.timing.early_rounds:
+            return False
         stretched = int((self.timing.stretch / lr) ** 2) if self.timing.stretch and lr > 0 else 0
         return step - self.last >= max(self.timing.period, stretched)
 
@@ -118,6 +121,10 @@ class BetweenSteps(Part):
 
     def __init__(self, parts: Sequence[WeightPart]) -> None:
         self._parts = list(parts)
+
+    def explain(self) -> str:
+        """Say what outer optimizers are set to."""
+        return describe_outer(part.node for part in self._parts)
 
     def reset_reference(self, which: Callable[[str], bool] = lambda _: True) -> None:
         """Begin from the weights, equal on all ranks, in every bucket with a parameter for which `which` is true."""

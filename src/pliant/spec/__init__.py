@@ -18,6 +18,7 @@ from pliant.spec.graph import Graph
 from pliant.spec.levels import BetweenGroups, BetweenHosts, BetweenRacks
 from pliant.spec.machine import Machine
 from pliant.spec.momenta import CompressedMomentum, DecoupledMomentum
+from pliant.spec.outer import Outer
 from pliant.spec.owners import ParameterServer, Placement, ShardedOptimizer
 from pliant.spec.plan import Match, Rule, SyncPlan
 from pliant.spec.schedule import Move, OwnerScheduling, Schedule, Scheduling, with_schedule
@@ -26,7 +27,7 @@ from pliant.spec.sharded import ReduceScatter, Residual, Sharded, WeightGather
 from pliant.spec.target import Target
 from pliant.spec.timeline import Event, Timeline
 from pliant.spec.topology import Host, Link, Rack, Topology
-from pliant.spec.weights import CodedGossip, Gossip, LocalSteps, Outer
+from pliant.spec.weights import CodedGossip, Gossip, LocalSteps
 from pliant.spec.workload import TensorSpec, Workload
 
 __all__ = [

@@ -5,8 +5,10 @@ from typing import Annotated, ClassVar
 
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.exchange import Exchange, Feedback, Kind, Timing, require
+from pliant.spec.outer import Outer
 from pliant.spec.ranges import Count, Quantity, Tried
 from pliant.spec.target import Target
+from pliant.spec.weights import LocalSteps
 
 __all__ = ["After", "Combinator", "Delayed", "Every"]
 
@@ -159,6 +161,8 @@ class After(Exchange):
     steps: Count
     first: Exchange
     then: Exchange
+    gathers_momentum: bool = False
+    """Whether the outer momentum of `then` takes what each period of the warm-up has changed, and waits (Pier)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -196,6 +200,13 @@ class After(Exchange):
             f"first must exchange gradients, since weights exchanged between steps leave the ranks apart, got "
             f"{type(self.first.core).__name__}.",
         )
+        inside = self.then.outer if isinstance(self.then, LocalSteps) and self.then.pace == "lockstep" else Outer()
+        require(
+            not self.gathers_momentum or inside.has_momentum,
+            "After",
+            "gathers_momentum needs local steps in lockstep with an outer momentum, got "
+            f"{self.then} then; set outer=Outer(momentum=0.9), or leave gathers_momentum out.",
+        )
 
     @property
     def kind(self) -> Kind:
@@ -207,7 +218,7 @@ class After(Exchange):
 
     @property
     def timing(self) -> Timing:
-        return replace(self.then.timing, until_step=self.steps)
+        return replace(self.then.timing, until_step=self.steps, early_rounds=self.gathers_momentum)
 
     @property
     def early_timing(self) -> Timing:

@@ -49,6 +49,8 @@ class Timing:
     pace: Pace = "lockstep"
     until_step: int = 0
     """Steps of the warm-up, in which something else is exchanged."""
+    early_rounds: bool = False
+    """Whether periods end in the warm-up too, without an exchange, since what weights have done is gathered."""
     fragments: int = 1
     """Parts of the model whose weights are exchanged at different steps of a period."""
     stretch: float = 0.0

@@ -19,11 +19,12 @@ from pliant.spec.gradients import (
 from pliant.spec.graph import Graph
 from pliant.spec.levels import BetweenHosts
 from pliant.spec.momenta import CompressedMomentum, DecoupledMomentum
+from pliant.spec.outer import Outer
 from pliant.spec.owners import ParameterServer, Placement, ShardedOptimizer
 from pliant.spec.plain import default_of
 from pliant.spec.selection import Selection
 from pliant.spec.target import Target
-from pliant.spec.weights import CodedGossip, Gossip, LocalSteps, Outer
+from pliant.spec.weights import CodedGossip, Gossip, LocalSteps
 
 __all__ = ["FlatChoice", "exchange_of"]
 

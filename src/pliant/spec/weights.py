@@ -1,7 +1,7 @@
 """Nodes that exchange weights between steps, beside or instead of gradients."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.exchange import (
@@ -16,20 +16,10 @@ from pliant.spec.exchange import (
 )
 from pliant.spec.gradients import AllReduce
 from pliant.spec.graph import Graph
-from pliant.spec.ranges import Count, Decay, Number, Positive, Quantity, Share, Tried, check_ranges
+from pliant.spec.outer import Outer
+from pliant.spec.ranges import Count, Number, Quantity, Share, Tried
 
-__all__ = ["CodedGossip", "Gossip", "LocalSteps", "Outer"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outer:
-    """SGD with Nesterov momentum on the point where all set out; it takes the mean change of the weights."""
-
-    lr: Positive = 1.0
-    momentum: Decay = 0.0
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
+__all__ = ["CodedGossip", "Gossip", "LocalSteps"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +107,9 @@ class LocalSteps(Exchange):
     """Steps from one exchange to the next."""
     averaging: Exchange = field(default_factory=AllReduce)
     """How the changes are averaged: a node of gradients whose result is a mean at once."""
-    outer: Annotated[Outer, Tried((Outer(), Outer(lr=0.7, momentum=0.9)))] = field(default_factory=Outer)
+    outer: Annotated[Outer, Tried((Outer(), Outer(lr=0.7, momentum=0.6), Outer(lr=0.7, momentum=0.9)))] = field(
+        default_factory=Outer
+    )
     stretch: Quantity = 0.0
     """Exchange every max(period, (stretch / lr)^2) steps, so that the period grows as the learning rate falls."""
     fragments: Annotated[int, Tried((1, 4))] = 1
@@ -127,10 +119,18 @@ class LocalSteps(Exchange):
     pace: Annotated[Pace, Tried(("lockstep", "free"))] = "lockstep"
     weighted: bool = False
     """Whether a rank counts by the work that it has done since the last exchange."""
+    inner_optimizer: Literal["any", "Muon"] = "any"
+    """Optimizer that the outer settings are for, which must be among those of the run."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_timing(self.pace, self.delay_steps, self.period, "LocalSteps")
+        require(
+            self.pace == "lockstep" or not (self.outer.lr_points or self.outer.momentum_points),
+            "LocalSteps",
+            "outer must have no points at a free pace, where ranks are at steps of their own and would not agree on "
+            "their values; leave them out, or use pace='lockstep'.",
+        )
         require(
             1 <= self.fragments <= self.period,
             "LocalSteps",

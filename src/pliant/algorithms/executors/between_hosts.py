@@ -105,7 +105,8 @@ class BetweenGroupsExecutor:
         if levels.leaders is not None:
             inner = cast(ExchangesWeights, self.inner)
             rest = inner.exchange_weights(bucket, self._state(state, levels), levels.leaders, context)
-        cast(_Prepared, state.workspace).average.spread(bucket.flat)
+        if context.step > self.node.timing.until_step:  # before, a host's weights are equal
+            cast(_Prepared, state.workspace).average.spread(bucket.flat)
         return rest
 
     def _num_slices(self, levels: HierarchicalComm) -> int:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from pliant.algorithms.base import Algorithm, Deferred, State, StateSpec, StepContext, prefix_slots
 from pliant.buckets import Bucket
@@ -22,11 +23,17 @@ class LocalStepsExecutor:
 
         D <- mean(theta - x_i);  m <- mu m + D;  theta <- theta - lr (D + mu m);  x_i <- theta
 
+    As m does not hold lr, both lr and mu may change along the training. Where the momentum makes a step in every N-th
+    round only (Liu et al., delayed Nesterov, arXiv:2401.09135), each change is used at once, and their sum then:
+
+        s <- s + D;  theta <- theta - lr D;  every N-th:  m <- mu m + s;  theta <- theta - lr mu m;  s <- 0
+
+    The paper divides each arrival g by N; here lr is that of a whole round of all ranks, N times as much.
     In fragments, parts of the model are exchanged at different steps of the period. With a delay, the exchange runs
     beside the next steps, whose progress is added to theta (Douillard et al., Streaming DiLoCo, arXiv:2501.18512,
     sections 2.2 and 2.3, which blends the two instead). `stretch` lets the period grow as the learning rate falls:
     every max(H, (stretch / lr)^2) steps (Gu et al., Quadratic Synchronization Rule, arXiv:2310.14423). Bytes per step:
-    those of the averaging algorithm, divided by H. Memory: theta, and m if mu is not 0.
+    those of the averaging algorithm, divided by H. Memory: theta, m if mu is not 0, and s if N is not 1.
     """
 
     prefix: ClassVar[str] = "averaging/"
@@ -37,7 +44,8 @@ class LocalStepsExecutor:
     def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """The starting point of all ranks, the outer momentum, and the inner slots."""
         slots: StateSpec = {"anchor": None, **prefix_slots(self.prefix, self.inner.slots(shape, comm))}
-        return {**slots, "momentum": None} if self.node.outer.momentum else slots
+        slots = {**slots, "momentum": None} if self.node.outer.has_momentum else slots
+        return {**slots, "gathered": None} if self.node.outer.every > 1 else slots
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Prepare what averages the changes."""
@@ -57,10 +65,30 @@ class LocalStepsExecutor:
         if context.share != 1:
             change.mul_(context.share)
         rest = self.inner.on_ready(bucket, state.part(self.prefix, state.workspace), comm, context)
-        outer = self.node.outer
-        if outer.momentum:
-            momentum = state.flat["momentum"].mul_(outer.momentum).add_(change)
-            change.add_(momentum, alpha=outer.momentum)
-        anchor.sub_(change, alpha=outer.lr)
+        self._step_momentum(change, state, context)
+        anchor.sub_(change, alpha=self.node.outer.lr_at(context.step))
         change.copy_(anchor)
         return rest
+
+    def gather_momentum(self, bucket: Bucket, state: State, context: StepContext) -> None:
+        """Let the momentum take how far equal weights have come, and set out from here."""
+        anchor = state.flat["anchor"]
+        mu = self.node.outer.momentum_at(context.step)
+        state.flat["momentum"].mul_(mu).add_(anchor.sub_(bucket.flat))
+        anchor.copy_(bucket.flat)
+
+    def _step_momentum(self, change: Tensor, state: State, context: StepContext) -> None:
+        """Let the momentum take a change, float32 (numel,), and add what it makes of it where its step is due."""
+        outer = self.node.outer
+        if not outer.has_momentum:
+            return
+        momentum, gathered = state.flat["momentum"], state.flat.get("gathered")
+        if not context.is_due or (context.round + 1) % outer.every:
+            (momentum if gathered is None else gathered).add_(change)
+            return
+        mu = outer.momentum_at(context.step)
+        momentum.mul_(mu).add_(change)
+        if gathered is not None:
+            momentum.add_(gathered)
+            gathered.zero_()
+        change.add_(momentum, alpha=mu)

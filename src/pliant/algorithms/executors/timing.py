@@ -22,6 +22,7 @@ from pliant.algorithms.base import (
     prefix_slots,
     start_innermost,
 )
+from pliant.algorithms.executors.local_steps import LocalStepsExecutor
 from pliant.buckets import Bucket, as_real
 from pliant.codecs import all_finite, finite_flag, keep_unless
 from pliant.collectives.pair_average import PairRule
@@ -138,7 +139,11 @@ class DelayedExecutor:
 
 @dataclass(frozen=True)
 class AfterExecutor:
-    """Run `first` in the steps before `node.steps`, and `then` from there on."""
+    """Run `first` in the steps before `node.steps`, and `then` from there on.
+
+    Its outer momentum may follow the warm-up: what each period has changed goes into it, and nothing else happens (Fan
+    and Zhang, Pier, arXiv:2511.17849).
+    """
 
     node: After
     first: Algorithm
@@ -180,6 +185,8 @@ class AfterExecutor:
 
     def exchange_weights(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> Deferred | None:
         """Begin from the weights that the warm-up has made, then hand over to the later one."""
+        if context.step <= self.node.steps and self.node.gathers_momentum:
+            return cast(LocalStepsExecutor, self.then).gather_momentum(bucket, self._later(state), context)
         if context.step <= self.node.steps:
             return self.reset_reference(bucket, state)
         return cast(ExchangesWeights, self.then).exchange_weights(
