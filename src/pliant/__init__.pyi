@@ -74,6 +74,7 @@ from .algorithms.gradients import (
     topk as topk,
 )
 from .algorithms.owners import (
+    acco as acco,
     bounded_staleness as bounded_staleness,
     sharded_optimizer as sharded_optimizer,
 )

@@ -6,9 +6,17 @@ from pliant.layouts.payloads import payload_bytes
 from pliant.netmodel import BucketBatch, DenseExchange, Floats, Round, passes, work
 from pliant.simulator.collective_rounds import all_gather
 from pliant.simulator.host_slices import HostSlices
-from pliant.spec import CodecSpec, ParameterServer, ShardedOptimizer, Topology
+from pliant.spec import CodecSpec, Exchange, Topology
 
-__all__ = ["owner_rounds", "owner_rounds_by_hosts", "payloads", "weights_by_hosts", "weights_from_owners"]
+__all__ = [
+    "owner_rounds",
+    "owner_rounds_by_hosts",
+    "payloads",
+    "sums_at_owners",
+    "sums_at_owners_by_hosts",
+    "weights_by_hosts",
+    "weights_from_owners",
+]
 
 
 def payloads(codec: CodecSpec | None, numel: Floats) -> Floats:
@@ -17,28 +25,35 @@ def payloads(codec: CodecSpec | None, numel: Floats) -> Floats:
     return np.array([payload_bytes(codec, int(k)) for k in different], dtype=np.float64)[where].reshape(numel.shape)
 
 
-def owner_rounds(
-    node: ShardedOptimizer | ParameterServer, batch: BucketBatch, num_ranks: int, turn: int
-) -> list[Round]:
+def owner_rounds(node: Exchange, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
     """Gradients to owners, who add up and tell all the norms of parts; weights follow once, after the step."""
+    return [*sums_at_owners(node, batch, num_ranks), *_norms(batch, num_ranks)]
+
+
+def owner_rounds_by_hosts(node: Exchange, batch: BucketBatch, topology: Topology) -> list[Round]:
+    """Return the same where ranks of a host add up first, and each part leaves the host once, in codes if at all."""
+    return [*sums_at_owners_by_hosts(node, batch, topology), *_norms(batch, topology.num_ranks)]
+
+
+def sums_at_owners(node: Exchange, batch: BucketBatch, num_ranks: int) -> list[Round]:
+    """Return the sums of gradients alone."""
     held = batch.held
     everybody = np.ones((1, num_ranks))
     messages = DenseExchange(give=everybody, take=_payload(node, batch), rotated=True)
     added = held.max(1, initial=0) * (num_ranks - 1)
     before, after = _work(node, batch, coded=batch.numel - held.min(1), added=added)
-    return [Round(messages=messages, before=before, after=after), *_norms(batch, num_ranks)]
+    return [Round(messages=messages, before=before, after=after)]
 
 
-def owner_rounds_by_hosts(node: ShardedOptimizer, batch: BucketBatch, topology: Topology) -> list[Round]:
-    """Return the same where ranks of a host add up first, and each part leaves the host once, in codes if at all."""
+def sums_at_owners_by_hosts(node: Exchange, batch: BucketBatch, topology: Topology) -> list[Round]:
+    """Return the same where ranks of a host add up first."""
     slices, held = HostSlices(topology), batch.held
     inside = slices.sums_inside(held * batch.itemsize[:, None])
     first = Round(messages=inside, after={"reduce_bytes": inside.into.max(1)})
     mine, added = slices.added(held), held.max(1, initial=0) * (slices.num_hosts - 1)
     before, after = _work(node, batch, coded=(mine - held).max(1), added=added)
     between = Round(messages=slices.to_owners(_payload(node, batch)), before=before, after=after)
-    rounds = [first] if inside.out.any() else []
-    return [*rounds, *([between] if slices.num_hosts > 1 else []), *_norms(batch, topology.num_ranks)]
+    return [*([first] if inside.out.any() else []), *([between] if slices.num_hosts > 1 else [])]
 
 
 def weights_from_owners(held: Floats) -> tuple[Round, ...]:
@@ -56,13 +71,13 @@ def weights_by_hosts(held: Floats, topology: Topology) -> tuple[Round, ...]:
     return (*rounds, Round(messages=inside, after=copied) if inside.out.any() else work(copied))
 
 
-def _payload(node: ShardedOptimizer | ParameterServer, batch: BucketBatch) -> Floats:
+def _payload(node: Exchange, batch: BucketBatch) -> Floats:
     codec = node.payload_codec
     return batch.held * batch.itemsize[:, None] if codec is None else payloads(codec, batch.held)
 
 
 def _work(
-    node: ShardedOptimizer | ParameterServer, batch: BucketBatch, *, coded: Floats, added: Floats
+    node: Exchange, batch: BucketBatch, *, coded: Floats, added: Floats
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """Return the work before and after messages of gradients, of so many elements on the busiest rank."""
     codec, before, after = node.payload_codec, passes(batch, 1), passes(batch, 1)

@@ -22,6 +22,7 @@ from pliant.simulator.scheduled import by_schedule
 from pliant.simulator.scheduled_codes import coded_sum_rounds
 from pliant.simulator.sharded import among_replicas, exchanged, shard_traffic, shards_of
 from pliant.spec import (
+    Acco,
     After,
     AllGather,
     AllReduce,
@@ -160,7 +161,7 @@ def _local_steps(node: LocalSteps, batch: BucketBatch, topology: Topology, turn:
 
 def _between_groups(node: BetweenGroups, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
     """Sum inside each group, exchange slices between groups side by side, and gather; or, of weights, without sums."""
-    if isinstance(node.inner, ShardedOptimizer):
+    if node.has_owners:
         return ExchangeTraffic(task=tuple(owner_rounds_by_hosts(node.inner, batch, topology)))
     groups, among = groups_of(node.LEVEL, topology), among_groups(node.LEVEL, topology)
     num_slices = min(map(len, groups)) if node.slices_freely else 1
@@ -252,6 +253,7 @@ TRAFFIC: Mapping[type[Exchange], Callable[[Any, BucketBatch, Topology, int], Exc
     DecoupledMomentum: _among_all(all_gather_rounds),
     CompressedMomentum: _momentum,
     ShardedOptimizer: _among_all(owner_rounds),
+    Acco: _among_all(owner_rounds),
     ParameterServer: _among_all(owner_rounds),
     Gossip: _among_all(gossip_rounds),
     CodedGossip: _coded_gossip,

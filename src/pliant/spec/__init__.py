@@ -18,7 +18,7 @@ from pliant.spec.graph import Graph
 from pliant.spec.levels import BetweenGroups, BetweenHosts, BetweenRacks
 from pliant.spec.machine import Machine
 from pliant.spec.momenta import CompressedMomentum, DecoupledMomentum
-from pliant.spec.owners import ParameterServer, Placement, ShardedOptimizer
+from pliant.spec.owners import Acco, ParameterServer, Placement, ShardedOptimizer
 from pliant.spec.plan import Match, Rule, SyncPlan
 from pliant.spec.schedule import Move, Schedule, Scheduling, with_schedule
 from pliant.spec.selection import Agreement, Selection, ValueBits
@@ -32,6 +32,7 @@ from pliant.spec.workload import TensorSpec, Workload
 __all__ = [
     "CODECS",
     "NODES",
+    "Acco",
     "After",
     "Agreement",
     "AllGather",

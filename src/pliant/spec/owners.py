@@ -7,7 +7,7 @@ from pliant.spec.codecs import CodecSpec
 from pliant.spec.exchange import Exchange, Feedback, Timing, require, require_codec
 from pliant.spec.ranges import Number, Range, check_ranges
 
-__all__ = ["ELEMENTWISE_OPTIMIZERS", "Cut", "ParameterServer", "Placement", "ShardedOptimizer", "placement_of"]
+__all__ = ["ELEMENTWISE_OPTIMIZERS", "Acco", "Cut", "ParameterServer", "Placement", "ShardedOptimizer", "placement_of"]
 
 Cut = Literal["auto", "whole", "rows", "flat"]
 """Where parameters may be cut: nowhere, between rows of their first axis, or anywhere; "auto" is the last for an
@@ -66,12 +66,7 @@ class ShardedOptimizer(Exchange):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_codec(self.codec, "ShardedOptimizer", "cast", "quantizer")
-        require(
-            self.codec is None or not self.codec.facts.biased,
-            "ShardedOptimizer",
-            f"codec must be unbiased, since owners keep no residuals, got {self.codec}.",
-        )
+        _require_unbiased(self.codec, "ShardedOptimizer")
 
     @property
     def has_owners(self) -> bool:
@@ -80,6 +75,28 @@ class ShardedOptimizer(Exchange):
     @property
     def works_in_float32(self) -> bool:
         return self.codec is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acco(Exchange):
+    """Gradients of two steps to their owners, beside backward, by way of weights estimated from the first (ACCO)."""
+
+    made_by: ClassVar[str] = "executors.acco:AccoExecutor"
+    codec: CodecSpec | None = None
+    """In how many bits gradients travel; weights travel as they are."""
+    placement: Placement = field(default_factory=Placement)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_unbiased(self.codec, "Acco")
+
+    @property
+    def has_owners(self) -> bool:
+        return True
+
+    @property
+    def steps_beside(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +131,10 @@ class ParameterServer(Exchange):
         return self.staleness
 
     @property
+    def steps_beside(self) -> bool:
+        return True
+
+    @property
     def timing(self) -> Timing:
         return Timing(pace="free")
 
@@ -125,6 +146,15 @@ class ParameterServer(Exchange):
 def placement_of(node: Exchange) -> Placement:
     """Return the placement of a node that has owners. Raises TypeError for any other."""
     core = node.core
-    if isinstance(core, (ShardedOptimizer, ParameterServer)):
+    if isinstance(core, (ShardedOptimizer, Acco, ParameterServer)):
         return core.placement
     raise TypeError(f"{node} has no owners, and so no placement.")
+
+
+def _require_unbiased(codec: CodecSpec | None, node: str) -> None:
+    require_codec(codec, node, "cast", "quantizer")
+    require(
+        codec is None or not codec.facts.biased,
+        node,
+        f"codec must be unbiased, since owners keep no residuals, got {codec}.",
+    )

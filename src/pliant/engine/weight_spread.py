@@ -1,0 +1,67 @@
+"""Way of new weights from their owners to all ranks."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from pliant.collectives.owner import SpreadFromOwners
+from pliant.comm.base import Comm, CommError
+from pliant.engine.owned_ranges import OwnedRanges, pack, unpack
+
+__all__ = ["WeightSpread"]
+
+
+class WeightSpread:
+    """Sends the weights that owners have stepped to all ranks, by way of one vector of one dtype.
+
+    Args:
+        held: What each rank owns of each parameter, by rank, in an order that all ranks know.
+        comm: Ranks.
+        dtype: Dtype of the weights, real.
+        device: Device of the weights.
+
+    """
+
+    def __init__(
+        self, held: Sequence[Sequence[OwnedRanges]], comm: Comm, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._held, self._rank = held, comm.rank
+        numels = [sum(own.numel for own in theirs) for theirs in held]
+        self._spread = SpreadFromOwners(numels, comm, dtype=dtype, device=device)
+
+    def pack(self, weights: Mapping[str, Tensor]) -> None:
+        """Take what this rank sends: weights of what it owns of a parameter, or the model's where there are none."""
+        self._pack(self._rank, [weights.get(own.name) for own in self._held[self._rank]])
+
+    def send(self, step: int) -> None:
+        """Send what is packed, and receive all other parts, after a step. Collective; in the communication thread."""
+        try:
+            self._spread()
+        except CommError as error:
+            text = f"while sending new weights to all after step {step}: {error}"
+            raise CommError(text, rank=error.rank, op=error.op, lost=error.lost) from error
+
+    def unpack(self, *, own: bool) -> None:
+        """Write the weights that have come to the model's, and this rank's own parts if wanted."""
+        for rank, theirs in enumerate(self._held):
+            if own or rank != self._rank:
+                unpack(self._spread.part(rank), [view for each in theirs for view in each.views(each.parameter)])
+
+    def read(self, into: Mapping[str, Tensor]) -> None:
+        """Copy the weights that have come to tensors of their parameters' shapes, by name."""
+        for rank, theirs in enumerate(self._held):
+            unpack(self._spread.part(rank), [view for own in theirs for view in own.views(into[own.name])])
+
+    def fill(self, weights: Mapping[str, Tensor]) -> None:
+        """Take whole parameters, by name, in the place of weights that have come."""
+        for rank, theirs in enumerate(self._held):
+            pack(self._spread.part(rank), [view for own in theirs for view in own.views(weights[own.name])])
+
+    def _pack(self, rank: int, weights: Sequence[Tensor | None]) -> None:
+        held = self._held[rank]
+        given = [
+            [each.view(-1)] if each is not None else own.views(own.parameter)
+            for own, each in zip(held, weights, strict=True)
+        ]
+        pack(self._spread.part(rank), [view for views in given for view in views])
