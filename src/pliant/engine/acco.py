@@ -66,10 +66,8 @@ class _Group:
         self._num_ranks, self._seed = comm.size, zlib.crc32(names[0].encode())
 
     @torch.no_grad()
-    def gather(self, *, first: bool) -> str:
-        """Take the gradients from the optimizer, after those of the first step; return which is not finite, or ""."""
-        if first:
-            self.pending.zero_()
+    def gather(self) -> str:
+        """Add the optimizer's gradients to what is pending, and drop them; return which is not finite, or ""."""
         for span, parameter in zip(self._spans, self.parameters.values(), strict=True):
             if (gradient := parameter.grad) is not None:
                 flat = in_memory_order(gradient, parameter) if span.name in self._cut else as_real(gradient).flatten()
@@ -85,8 +83,11 @@ class _Group:
     def exchange(self, step: int, *, trial: bool) -> None:
         """Send gradients to owners, step, and send weights to all, for good or on trial. Collective."""
         self._reduce.sum(self.pending, step << 32 | self._seed)
-        factor = (1 if trial else 0.5) / self._num_ranks
-        (self.shard.step_on_trial if trial else self.shard.step)(factor)
+        if trial:
+            self.shard.step_on_trial(1 / self._num_ranks)
+        else:
+            self.pending.zero_()
+            self.shard.step(0.5 / self._num_ranks)
         for spread in self.spreads:
             spread.pack(self.shard.weights)
         if trial:
@@ -117,7 +118,7 @@ class AccoStep(Part):
 
     """
 
-    key = "acco"
+    key = "gathered"
     checks_structure = True
     makes_up_for_skips = True
     keeps_from_joining = "this plan lets one rank step each parameter, and it would have to go on"
@@ -148,17 +149,18 @@ class AccoStep(Part):
         return [group for groups in self._groups.values() for group in groups]
 
     def before_step(self, optimizer: Optimizer, step: int) -> None:
-        """Take the weights that have come, and an optimizer's gradients, so that it steps nothing itself."""
-        self._take()
+        """Take an optimizer's gradients, so that it steps nothing itself."""
+        self._wait()
         for group in self._groups.get(optimizer, ()):
-            if bad := group.gather(first=not self._half):
+            if bad := group.gather():
                 raise NonFiniteGradientError(
                     f"in step {step} rank {self._comms.all.rank} has a NaN or Inf in the gradient of {bad}, and has "
                     "not sent it. Lower the learning rate or clip."
                 )
 
     def after_step(self, step: int) -> None:
-        """Start the exchange of what was gathered: on trial after the first of two steps, for good after the second."""
+        """Take the weights that have come, and send what was gathered: for good after the second of two steps."""
+        self._wait()
         self._take()
         self._start(step, trial=not self._half)
         self._half = not self._half
@@ -169,12 +171,14 @@ class AccoStep(Part):
 
     def hand_back(self, step: int) -> None:
         """Step for good with what was gathered, and give all ranks the weights. Collective."""
+        self._wait()
         self._take()
         if self._half:
             for group in self._all:
                 group.pending.mul_(2)  # it is all that there is of the pair
             self._start(step, trial=False)
             self._half = False
+            self._wait()
             self._take()
         self._comm_thread.drain()
 
@@ -203,7 +207,7 @@ class AccoStep(Part):
 
     @property
     def state(self) -> dict[str, Any]:
-        """What was gathered, by parameter; the weights that are coming, or the model's; and where in a pair it is."""
+        """Gradients gathered, by parameter; the weights that are coming, or the model's; and which step of a pair it is."""
         names = {name: p for group in self._all for name, p in group.parameters.items()}
         coming = {name: p.detach().clone() for name, p in names.items()}
         if self._coming is not None:
@@ -250,12 +254,15 @@ class AccoStep(Part):
         """Let no state be read while owners step."""
         self._comm_thread.drain()
 
+    def _wait(self) -> None:
+        """Wait for the exchange in flight, which uses what is pending."""
+        if self._coming is not None:
+            with self._tracer.record_wait():
+                self._coming.wait()
+
     def _take(self) -> None:
-        """Wait for the exchange in flight, and write its weights to the model."""
-        if self._coming is None:
-            return
-        with self._tracer.record_wait():
-            self._coming.wait()
-        self._coming = None
-        for spread in self._spreads:
-            spread.unpack(own=True)
+        """Write the weights that have come to the model."""
+        if self._coming is not None:
+            self._coming = None
+            for spread in self._spreads:
+                spread.unpack(own=True)

@@ -10,7 +10,7 @@ from pliant.engine.shard_resize import ShardResize
 
 __all__ = ["converter", "resize", "state_of_rank"]
 
-_ANEW = ("counters", "slots", "random", "shards", "optimizer", "owned", "acco")
+_ANEW = ("counters", "slots", "random", "shards", "optimizer", "owned", "gathered")
 """Keys that are made for the new ranks; all others are those of the first rank."""
 
 
@@ -90,7 +90,7 @@ def converter(
                 "random": {},
                 "optimizer": optimizer,
                 **({"owned": {}} if "owned" in own[0] else {}),
-                **({"acco": _mean_of([each["acco"] for each in own])} if "acco" in own[0] else {}),
+                **({"gathered": _mean_of([each["gathered"] for each in own])} if "gathered" in own[0] else {}),
                 "slots": slots_of(rank),
                 **shards_of(rank),
             }

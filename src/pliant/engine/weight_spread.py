@@ -30,9 +30,12 @@ class WeightSpread:
         numels = [sum(own.numel for own in theirs) for theirs in held]
         self._spread = SpreadFromOwners(numels, comm, dtype=dtype, device=device)
 
+    @torch.no_grad()
     def pack(self, weights: Mapping[str, Tensor]) -> None:
         """Take what this rank sends: weights of what it owns of a parameter, or the model's where there are none."""
-        self._pack(self._rank, [weights.get(own.name) for own in self._held[self._rank]])
+        held = self._held[self._rank]
+        given = [[weights[own.name].view(-1)] if own.name in weights else own.views(own.parameter) for own in held]
+        pack(self._spread.part(self._rank), [view for views in given for view in views])
 
     def send(self, step: int) -> None:
         """Send what is packed, and receive all other parts, after a step. Collective; in the communication thread."""
@@ -53,15 +56,8 @@ class WeightSpread:
         for rank, theirs in enumerate(self._held):
             unpack(self._spread.part(rank), [view for own in theirs for view in own.views(into[own.name])])
 
+    @torch.no_grad()
     def fill(self, weights: Mapping[str, Tensor]) -> None:
         """Take whole parameters, by name, in the place of weights that have come."""
         for rank, theirs in enumerate(self._held):
             pack(self._spread.part(rank), [view for own in theirs for view in own.views(weights[own.name])])
-
-    def _pack(self, rank: int, weights: Sequence[Tensor | None]) -> None:
-        held = self._held[rank]
-        given = [
-            [each.view(-1)] if each is not None else own.views(own.parameter)
-            for own, each in zip(held, weights, strict=True)
-        ]
-        pack(self._spread.part(rank), [view for views in given for view in views])
