@@ -81,6 +81,7 @@ from .algorithms.outer import (
     streaming_diloco as streaming_diloco,
 )
 from .algorithms.owners import (
+    acco as acco,
     bounded_staleness as bounded_staleness,
     sharded_optimizer as sharded_optimizer,
 )

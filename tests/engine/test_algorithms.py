@@ -79,8 +79,8 @@ def test_ranks_that_differ_learn_and_end_equal(name, size):
 def test_one_rank_is_the_plain_optimizer(name):
     core = EVERY_ALGORITHM[name].core
     has_outer = isinstance(core, LocalSteps) and not core.outer.takes_mean
-    if name in ("onebit_adam", "decoupled_momentum", "demo-mean") or has_outer:
-        return  # a frozen variance, a coded momentum and an outer one act on one rank as well; see the oracles
+    if name in ("onebit_adam", "decoupled_momentum", "demo-mean", "acco") or has_outer:
+        return  # a frozen variance, a coded momentum, an outer one and pairs of steps act on one rank as well
 
     def body(place):
         ddp, optimizer, run = relax(place, name)

@@ -19,6 +19,7 @@ REFUSED = [
     *BETWEEN_STEPS,
     "sharded_optimizer",
     "owner-qsgd",
+    "acco",
     "topk-dynamic",
     "tasc-dynamic",
     "tasc-curved",

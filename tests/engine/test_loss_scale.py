@@ -75,7 +75,11 @@ def test_nothing_is_lost_when_the_scale_changes_and_steps_are_skipped(name):
 
 @pytest.mark.parametrize(
     "name",
-    sampled([n for n, a in ALGORITHMS.items() if not (a.timing.delay_steps or getattr(a.core, "signed", False))]),
+    sampled(
+        n
+        for n, a in ALGORITHMS.items()
+        if not (a.timing.delay_steps or a.steps_beside or getattr(a.core, "signed", False))
+    ),
 )
 def test_a_skipped_step_leaves_no_trace(name):
     """What is kept is the same to the bit, but for the unit, which is a power of two."""
@@ -305,7 +309,7 @@ def alone_steps(place, algorithm, skipped, num_steps, *, wrapped=True, **options
         *(("gossip", True, skipped) for skipped in ({3}, {0}, {0, 1}, {2, 3, 7})),
         *(("local_sgd", True, skipped) for skipped in ({0}, {2, 3, 7})),
         *(("streaming_diloco", True, skipped) for skipped in ({0, 1}, {7})),
-        *((name, False, skipped) for name in ("local_sgd", "choco") for skipped in ({3}, {2, 3, 7})),
+        *((name, False, skipped) for name in ("local_sgd", "choco", "acco") for skipped in ({3}, {2, 3, 7})),
     ],
     ids=str,
 )
@@ -313,7 +317,8 @@ def test_a_step_that_one_rank_alone_skips_is_counted(name, wrapped, skipped):
     """Nobody waits for it for ever, also where it is the last one, and all ranks are equal when the run ends."""
 
     def body(place):
-        return alone_steps(place, BETWEEN_STEPS[name], skipped, 8, wrapped=wrapped, find_unused_parameters=True)
+        algorithm = {**ALGORITHMS, **BETWEEN_STEPS}[name]
+        return alone_steps(place, algorithm, skipped, 8, wrapped=wrapped, find_unused_parameters=True)
 
     one, other = pliant.run_world(2, body, timeout_s=60)
     assert torch.equal(one, other)

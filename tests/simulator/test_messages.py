@@ -46,7 +46,7 @@ GROWTH = {
     "powersgd": lambda n: 2 * few(n) if n == 4 else 4 * few(n),  # among more ranks, both averages are in halves
     "tasc": lambda n: 3 * few(n),  # of the leader, whose mask goes to all
     "sharded_optimizer": lambda n: 2 * (n - 1) + few(n),
-    "bounded_staleness": ring,
+    **dict.fromkeys(("acco", "bounded_staleness"), ring),
     "gossip": lambda n: 1,
     **dict.fromkeys(("choco", "dcd"), tree),
     **dict.fromkeys(("local_sgd", "post_local_sgd"), lambda n: ring(n) / 8),

@@ -1,10 +1,10 @@
 """Functions for algorithms with owners of parts: each returns a node of a plan. No torch here."""
 
 from pliant.algorithms.inputs import CodecLike, OwnerScheduleLike, as_codec_spec, as_owner_schedule
-from pliant.spec import ParameterServer, Placement, ShardedOptimizer
+from pliant.spec import Acco, ParameterServer, Placement, ShardedOptimizer
 from pliant.spec.owners import Cut
 
-__all__ = ["bounded_staleness", "sharded_optimizer"]
+__all__ = ["acco", "bounded_staleness", "sharded_optimizer"]
 
 
 def sharded_optimizer(
@@ -39,6 +39,27 @@ def sharded_optimizer(
     """
     placement = Placement(bandwidths=tuple(bandwidths), cut=cut, max_bytes=max_bytes, owners=tuple(owners))
     return ShardedOptimizer(codec=as_codec_spec(codec), placement=placement, schedule=as_owner_schedule(schedule))
+
+
+def acco(
+    codec: CodecLike | None = None,
+    *,
+    bandwidths: tuple[float, ...] = (),
+    cut: Cut = "auto",
+    max_bytes: int = 0,
+    owners: tuple[int, ...] = (),
+    schedule: OwnerScheduleLike = "direct",
+) -> Acco:
+    """Let owners step beside the next backward pass, on trial and for good in turn, so that no gradient is late.
+
+    ACCO (Nabli et al., arXiv:2406.02613): the optimizer makes one step for two of the training loop, with the mean of
+    their gradients. Settings are those of `sharded_optimizer`.
+
+    >>> str(acco())
+    'Acco'
+    """
+    placement = Placement(bandwidths=tuple(bandwidths), cut=cut, max_bytes=max_bytes, owners=tuple(owners))
+    return Acco(codec=as_codec_spec(codec), placement=placement, schedule=as_owner_schedule(schedule))
 
 
 def bounded_staleness(

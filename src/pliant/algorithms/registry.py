@@ -104,6 +104,7 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
         ),
         **_rows("owners", "sharded_optimizer", aliases=("owner",), grid={}, steps_ratio=1.0),
         **_rows("owners", "bounded_staleness", aliases=("stale",)),
+        **_rows("owners", "acco"),
         **_rows("combinators", "delayed", aliases=("late",), from_optimizer=_momentum),
         **_rows("weights", "gossip", "choco", "dcd", "local_sgd"),
         **_rows("outer", "diloco", "streaming_diloco"),

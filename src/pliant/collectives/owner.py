@@ -98,8 +98,19 @@ class ReduceToOwners:
         rows = torch.tensor(others, dtype=torch.int64).reshape(-1, 2).t().contiguous().to(like.device)
         self._norms_of_others, self._first_of_others = rows
 
+    @property
+    def own(self) -> Tensor:
+        """Sum of this rank's own parts, one after another, as the last call has left it."""
+        return self._part(self._rank)
+
     def __call__(self, x: Tensor, seed: int) -> None:
         """Replace x, (numel,), by sums where this rank is the owner, and by stand-ins elsewhere."""
+        self.sum(x, seed)
+        self._tell_norms(self.own)
+        self._unpack(x, self.own)
+
+    def sum(self, x: Tensor, seed: int) -> None:
+        """Add up x, (numel,), which stays as it is: each rank then has the sum of its parts in `own`."""
         at = 0
         for owner in self._slices.order:
             for start, stop in self._held[owner]:
@@ -110,9 +121,6 @@ class ReduceToOwners:
             self._add_up(seed)
         else:
             self._way(seed, self._add_up)
-        total = self._part(self._rank)
-        self._tell_norms(total)
-        self._unpack(x, total)
 
     def _add_up(self, seed: int) -> None:
         """Add up what is packed by straight messages to owners."""
@@ -120,7 +128,7 @@ class ReduceToOwners:
             for owner, payload in self._outbox.items():
                 self._codec.encode(self._part(owner), payload, seed + self._rank + 1)
         swap(self._slices.flat, list(self._outbox.items()), list(self._inbox.items()), self._largest_bytes)
-        total = self._part(self._rank)
+        total = self.own
         for message in self._inbox.values():
             total.add_(message) if self._codec is None else self._codec.decode_add(message, total)
 

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from pliant.algorithms.base import ChecksOptimizer, innermost, start_innermost
 from pliant.codecs import codec_from
+from pliant.comm.base import duplicate
+from pliant.engine.acco import AccoStep
 from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.algorithm_state import AlgorithmState
 from pliant.engine.averaging import average_states, average_weights
@@ -49,8 +51,8 @@ class PlanExecutor:
     """Exchange of gradients and momenta."""
     owners: Owners
     """Owners of parameters."""
-    served: tuple[Servers, ...] = ()
-    """Server threads of owners at a free pace."""
+    served: tuple[Part, ...] = ()
+    """Owners that step beside what a rank computes: server threads, or exchanges of ACCO."""
     beside: tuple[Part, ...] = ()
     """Other parts that the plan needs: exchanges of weights, ratio controllers, curvature monitors."""
 
@@ -213,14 +215,18 @@ class ExecutorBuilder:
                     f"under this plan ({node}) each rank steps those that it owns; choose a plan without owners."
                 )
 
-    def _make_owners(self, store: AlgorithmState) -> tuple[tuple[Servers, ...], Owners]:
-        """Return the servers, if the plan has a bounded staleness, and the owners."""
+    def _make_owners(self, store: AlgorithmState) -> tuple[tuple[Part, ...], Owners]:
+        """Return what steps beside the ranks' own steps, if the plan has such, and the owners."""
         theirs = {self._steppers[id(store.parameters[n])] for n, node in store.nodes.items() if node.has_owners}
         owned = {each: OwnerStep(store, self._comms, each) for each in self._relaxed.optimizers if each in theirs}
         # A plan has one bound for all.
         bound = next((n.staleness_bound for n in store.nodes.values() if n.staleness_bound is not None), None)
         owners = Owners(owned, self._comm_thread, self._tracer, sends=bound is None)
-        if not owned or bound is None:
+        if bound is None:
+            beside = [node for node in dict.fromkeys(store.nodes.values()) if node.steps_beside]
+            apart = self._places.with_levels(Comms(duplicate(self._comms.all)), beside) if beside and owned else None
+            return () if apart is None else (AccoStep(store, owned, apart, self._tracer),), owners
+        if not owned:
             return (), owners
         coded = next((n.payload_codec for n in store.nodes.values() if n.staleness_bound is not None), None)
         codec, comm = None if coded is None else codec_from(coded), self._comms.all

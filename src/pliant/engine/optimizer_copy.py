@@ -1,7 +1,9 @@
 """A copy of the user's optimizer, which steps other tensors in place of its parameters."""
 
+import copy
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -32,6 +34,8 @@ class OptimizerCopy:
         self._user, self._owned, self._vectors = weakref.ref(optimizer), list(owned), list(vectors)
         self._stepper = clone_optimizer(optimizer)
         self._stepper.state = type(optimizer.state)(dict)
+        self._tried = type(optimizer.state)(dict)
+        """Vector -> copy of its state, on which a trial is made."""
         of_parameter = {id(own.parameter): vector for own, vector in zip(owned, vectors, strict=True)}
         self._groups = [  # (group of the user's optimizer, our vectors in it)
             (k, held)
@@ -60,6 +64,20 @@ class OptimizerCopy:
             elif states[own.parameter] is not self._stepper.state.get(vector):
                 states[own.parameter] = self._stepper.state[vector] = own.cut(states[own.parameter])
 
+    def step_on_trial(self) -> None:
+        """Step the vectors that have gradients, with copies of their states, which stay as they are."""
+        states = self._stepper.state
+        for vector, state in states.items():
+            self._tried[vector] = _copied(state, self._tried.get(vector, {}))
+        for vector in self._tried.keys() - states.keys():
+            del self._tried[vector]  # which the first step makes
+        self._stepper.state = self._tried
+        try:
+            if self._groups:
+                self._stepper.step()
+        finally:
+            self._stepper.state = states
+
     def step(self) -> None:
         """Step the vectors that have gradients."""
         if not self._groups:
@@ -71,3 +89,15 @@ class OptimizerCopy:
         for own, vector in zip(self._owned, self._vectors, strict=True):
             if vector in self._stepper.state:  # an entry of its own, once there is something in it
                 optimizer.state[own.parameter] = self._stepper.state[vector]
+
+
+def _copied(state: Mapping[str, Any], into: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a parameter's state, in the tensors of an earlier copy where it has them."""
+    copied: dict[str, Any] = {}
+    for key, value in state.items():
+        if isinstance(value, Tensor):
+            held = into.get(key)
+            copied[key] = held.copy_(value) if isinstance(held, Tensor) else value.detach().clone()
+        else:
+            copied[key] = copy.deepcopy(value)
+    return copied

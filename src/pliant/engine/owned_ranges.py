@@ -16,7 +16,7 @@ from pliant.layouts.parts import Range, joint_numel, place_parts
 from pliant.spec import Placement
 from pliant.spec.owners import ELEMENTWISE_OPTIMIZERS, placement_of
 
-__all__ = ["OwnedRanges", "is_elementwise", "pack", "place_owners", "unpack", "whole_state"]
+__all__ = ["OwnedRanges", "in_memory_order", "is_elementwise", "pack", "place_owners", "unpack", "whole_state"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,9 +45,7 @@ class OwnedRanges:
         """Return views of what is owned of x, a tensor of the parameter's shape; of a copy if it lies otherwise."""
         if self.is_whole:
             return [as_real(x)]
-        if x.stride() != self.parameter.stride():
-            x = torch.empty_like(self.parameter, dtype=x.dtype, device=x.device).copy_(x)
-        flat = x.detach().as_strided((x.numel(),), (1,))
+        flat = in_memory_order(x, self.parameter)
         return [flat[start:stop] for start, stop in self.ranges]
 
     def empty(self) -> Tensor:
@@ -86,6 +84,13 @@ class OwnedRanges:
 
     def _is_like(self, x: Any) -> bool:
         return isinstance(x, Tensor) and x.dim() > 0 and x.shape == self.parameter.shape
+
+
+def in_memory_order(x: Tensor, like: Tensor) -> Tensor:
+    """Return the elements of x, (numel,), as those of a tensor of its shape lie in memory: a view, or of a copy."""
+    if x.stride() != like.stride():
+        x = torch.empty_like(like, dtype=x.dtype, device=x.device).copy_(x)
+    return x.detach().as_strided((x.numel(),), (1,))
 
 
 def whole_state(owned: Sequence[tuple[OwnedRanges, Mapping[str, Any]]]) -> dict[str, Any]:

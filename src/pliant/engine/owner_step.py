@@ -1,30 +1,26 @@
 """Parameters with owners, which step their parts and send the new weights to all ranks."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from pliant.algorithms.executors.owner_ways import owner_ways
-from pliant.collectives.owner import SpreadFromOwners
-from pliant.comm.base import CommError
 from pliant.engine.algorithm_state import AlgorithmState
 from pliant.engine.comms import Comms
 from pliant.engine.initial_sync import broadcast_data
 from pliant.engine.optimizer_copy import OptimizerCopy
 from pliant.engine.owned_ranges import OwnedRanges, pack, unpack, whole_state
 from pliant.engine.owner_keys import OwnerKeys, is_of_ranks
+from pliant.engine.weight_spread import WeightSpread
 from pliant.layouts.parts import Range
 from pliant.spec import OwnerScheduling, Schedule, Topology
 from pliant.spec.exchange import Level
 from pliant.spec.owners import schedule_of
 
 __all__ = ["OwnerStep"]
-
-_Spread: TypeAlias = tuple[SpreadFromOwners, list[list[OwnedRanges]]]
-"""Way of new weights to all ranks, and what each rank owns of them."""
 
 
 class OwnerStep:
@@ -49,8 +45,8 @@ class OwnerStep:
             {name: own for name in self.parameters if (own := _owned_by(rank, name, store)) is not None}
             for rank in range(comm.size)
         ]
-        lockstep = {name for name in self.parameters if store.nodes[name].staleness_bound is None}
-        self._spreads = [] if comm.size == 1 else self._make_spreads(store, comms, lockstep)
+        lockstep = {name for name in self.parameters if not store.nodes[name].steps_beside}
+        self._spreads = [] if comm.size == 1 else self.spreads_of(lockstep, store, comms)
         self._cut = [own for n, own in self._owned[comm.rank].items() if n in lockstep and not own.is_whole]
         self._vectors = [own.empty() for own in self._cut]
         self._copy = OptimizerCopy(optimizer, self._cut, self._vectors)
@@ -118,33 +114,24 @@ class OwnerStep:
     @torch.no_grad()
     def share(self, step: int) -> None:
         """Send new weights to all, and receive theirs. Collective; runs in the communication thread, after a step."""
-        me = self._comm.rank
-        for spread, held in self._spreads:
-            pack(spread.part(me), [view for own in held[me] for view in own.views(own.parameter)])
-            try:
-                spread()
-            except CommError as error:
-                text = f"while sending new weights to all after step {step}: {error}"
-                raise CommError(text, rank=error.rank, op=error.op, lost=error.lost) from error
-            for rank, theirs in enumerate(held):
-                if rank != me:
-                    unpack(spread.part(rank), [view for own in theirs for view in own.views(own.parameter)])
+        for spread in self._spreads:
+            spread.pack({})
+            spread.send(step)
+            spread.unpack(own=False)
 
-    def _make_spreads(self, store: AlgorithmState, comms: Comms, names: set[str]) -> list[_Spread]:
-        """Return what sends new weights to all: of each kind of levels, each schedule, and each dtype."""
+    def spreads_of(self, names: Collection[str], store: AlgorithmState, comms: Comms) -> list[WeightSpread]:
+        """Return what sends new weights of some parameters to all: of each kind of levels, schedule and dtype."""
         kinds: dict[tuple[tuple[Level, ...], OwnerScheduling, torch.dtype], list[str]] = {}
         for name in (name for name in self.parameters if name in names):
             node = store.nodes[name]
             key = node.levels, schedule_of(node), self.parameters[name].dtype.to_real()
             kinds.setdefault(key, []).append(name)
-        made: list[_Spread] = []
+        made: list[WeightSpread] = []
         for (_, _, dtype), mine in kinds.items():
             held = [[owned[name] for name in mine if name in owned] for owned in self._owned]
-            numels = [sum(own.numel for own in theirs) for theirs in held]
             node, device = store.nodes[mine[0]], self.parameters[mine[0]].device
             comm = comms.of(node)
-            ways = owner_ways(node, comm)
-            made.append((SpreadFromOwners(numels, comm, dtype=dtype, device=device, ways=ways), held))
+            made.append(WeightSpread(held, comm, dtype=dtype, device=device, ways=owner_ways(node, comm)))
         return made
 
     @torch.no_grad()

@@ -21,6 +21,8 @@ class Part:
     """Reason why a rank that makes no steps cannot stand in for one that does; empty if it can."""
     checks_structure = False
     """Whether `check_state` compares keys and shapes too, since some depend on what was done last."""
+    makes_up_for_skips = False
+    """Whether a rank whose step a GradScaler has skipped takes part in what follows it all the same."""
     lets_ranks_differ = False
     """Whether ranks have weights and buffers of their own, and must not wait for each other in DDP."""
 

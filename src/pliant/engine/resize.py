@@ -10,7 +10,7 @@ from pliant.engine.shard_resize import ShardResize
 
 __all__ = ["converter", "resize", "state_of_rank"]
 
-_ANEW = ("counters", "slots", "random", "shards", "optimizer", "owned")
+_ANEW = ("counters", "slots", "random", "shards", "optimizer", "owned", "gathered")
 """Keys that are made for the new ranks; all others are those of the first rank."""
 
 
@@ -90,6 +90,7 @@ def converter(
                 "random": {},
                 "optimizer": optimizer,
                 **({"owned": {}} if "owned" in own[0] else {}),
+                **({"gathered": _mean_of([each["gathered"] for each in own])} if "gathered" in own[0] else {}),
                 "slots": slots_of(rank),
                 **shards_of(rank),
             }
@@ -171,3 +172,11 @@ def _join(states: Mapping[int, Mapping[str, Any]], key: str, parts: Sequence[tup
 def _mean(tensors: Sequence[Tensor]) -> Tensor:
     """Return the mean, formed in float64, so that of equal tensors it is equal to them."""
     return torch.stack([t.double() for t in tensors]).mean(0).to(tensors[0].dtype)
+
+
+def _mean_of(states: Sequence[Any]) -> Any:
+    """Return the mean of nested tensors of the same structure."""
+    first = states[0]
+    if isinstance(first, Tensor):
+        return _mean(states)
+    return {key: _mean_of([each[key] for each in states]) for key in first}

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from pliant.engine.bucket_dispatcher import BucketDispatcher
 from pliant.engine.executor import PlanExecutor
-from pliant.engine.weight_parts import BetweenSteps
 
 __all__ = ["CountsSkips"]
 
@@ -35,7 +34,7 @@ class CountsSkips:
             if scale.is_sought:
                 scale.skip()
         missed, scale.num_skipped = scale.num_skipped, 0
-        for _ in range(missed if self._executor.of(BetweenSteps) else 0):
+        for _ in range(missed if any(part.makes_up_for_skips for part in self._executor.parts) else 0):
             self._complete()
 
     @property

@@ -117,6 +117,7 @@ class BetweenSteps(Part):
     """
 
     keeps_from_joining = "this plan exchanges weights between steps"
+    makes_up_for_skips = True
     lets_ranks_differ = True
 
     def __init__(self, parts: Sequence[WeightPart]) -> None:

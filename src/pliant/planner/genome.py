@@ -16,11 +16,11 @@ from pliant.spec import (
     Exchange,
     LowRank,
     Match,
+    OwnedOptimizer,
     Placement,
     Rule,
     ScatterGather,
     Sharded,
-    ShardedOptimizer,
     SyncPlan,
     Timing,
 )
@@ -214,17 +214,17 @@ class Genome:
 
     def _finish(self, gene: Gene) -> Exchange:
         node = _in_chunks(gene.exchange, self.chunk_bytes)
-        if isinstance(node, ShardedOptimizer):
+        if isinstance(node, OwnedOptimizer):
             node = replace(node, placement=Placement(bandwidths=self.bandwidths, cut=self.cut))
         node = _by_schedule(node) if self.by_schedule else node
         return BetweenHosts(inner=node) if self.by_hosts and gene.fits_hosts else node
 
 
-def _adds_up(node: Exchange) -> TypeGuard[AllReduce | LowRank | ScatterGather | BlockSparse | ShardedOptimizer]:
+def _adds_up(node: Exchange) -> TypeGuard[AllReduce | LowRank | ScatterGather | BlockSparse | OwnedOptimizer]:
     """Say whether sums of a node, dense, in codes, of agreed blocks or at owners, may go by a schedule."""
     if isinstance(node, BlockSparse):
         return node.selection.agreement != "local"
-    return isinstance(node, AllReduce | LowRank | ScatterGather | ShardedOptimizer)
+    return isinstance(node, AllReduce | LowRank | ScatterGather | OwnedOptimizer)
 
 
 def _by_schedule(node: Exchange) -> Exchange:

@@ -14,10 +14,10 @@ from pliant.simulator.pauses import pause_of_gradients_s, pause_of_weights_s
 from pliant.spec import (
     BlockSparse,
     Exchange,
+    OwnedOptimizer,
     OwnerScheduling,
     ScatterGather,
     Scheduling,
-    ShardedOptimizer,
     SyncPlan,
     Topology,
     Workload,
@@ -48,8 +48,9 @@ def with_schedules(plan: SyncPlan, workload: Workload, topology: Topology) -> Sy
     num_bytes = min(4 * workload.numel, plan.bucket_bytes or _BUCKET_BYTES)
 
     def fastest(node: Exchange, places: Topology, overheads: Overheads) -> Scheduling | OwnerScheduling:
-        if isinstance(node, ShardedOptimizer):
-            return _to_owners(node, num_bytes, 4 * workload.numel, topology, places, overheads)
+        if isinstance(node, OwnedOptimizer):
+            sum_bytes = 4 * workload.numel if node.steps_beside else num_bytes
+            return _to_owners(node, sum_bytes, 4 * workload.numel, topology, places, overheads)
         sent_bytes, is_coded = num_bytes, isinstance(node, ScatterGather)
         if isinstance(node, ScatterGather):
             sent_bytes = payload_bytes(node.codec, num_bytes // 4)
@@ -66,7 +67,7 @@ def with_schedules(plan: SyncPlan, workload: Workload, topology: Topology) -> Sy
 
 
 def _to_owners(
-    node: ShardedOptimizer,
+    node: OwnedOptimizer,
     sum_bytes: int,
     model_bytes: int,
     topology: Topology,

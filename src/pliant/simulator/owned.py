@@ -1,21 +1,22 @@
 """Parts of tensors with owners: what each rank holds, steps and sends."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from pliant.layouts.parts import OwnedParts, joint_numel, place_parts
 from pliant.layouts.payloads import payload_bytes
-from pliant.netmodel import Floats, Round
+from pliant.netmodel import Floats, Round, work
 from pliant.simulator.collective_rounds import to_and_from
 from pliant.simulator.context import SimulationContext
-from pliant.simulator.layout import distinct_nodes, itemsize
-from pliant.simulator.scheduled_owners import weights_to_all
+from pliant.simulator.layout import batch_of, distinct_nodes, itemsize
+from pliant.simulator.scheduled_owners import sums_to_owners, weights_to_all
 from pliant.simulator.sparse_rows import stepped_numel
-from pliant.spec import CodecSpec, Exchange, OwnerScheduling, Workload
+from pliant.spec import CodecSpec, Exchange, OwnedOptimizer, OwnerScheduling, Workload
 from pliant.spec.owners import placement_of, schedule_of
 
-__all__ = ["busiest_share", "new_weights", "owned_parts", "server_exchange"]
+__all__ = ["busiest_share", "exchange_beside", "new_weights", "owned_parts"]
 
 
 def owned_parts(nodes: Sequence[Exchange], workload: Workload, num_ranks: int) -> dict[int, OwnedParts]:
@@ -35,13 +36,18 @@ def owned_parts(nodes: Sequence[Exchange], workload: Workload, num_ranks: int) -
     return found
 
 
-def busiest_share(workload: Workload, parts: Mapping[int, OwnedParts], num_ranks: int) -> float:
-    """Return the part of the optimizer's work that the busiest rank does: its own, and all that has no owner."""
-    steps = np.zeros(num_ranks)
+def busiest_share(
+    workload: Workload, parts: Mapping[int, OwnedParts], num_ranks: int, beside: Container[int] = ()
+) -> float:
+    """Return the part of the optimizer's work that the busiest rank does after backward: its own parts, and all that
+    has no owner; nothing of what is stepped beside backward.
+    """
+    steps, whole = np.zeros(num_ranks), 0
     for k, tensor in enumerate(workload.tensors):
-        steps += parts[k].per_rank(parts[k].numels, num_ranks) if k in parts else stepped_numel(tensor, num_ranks)
-    whole = sum(stepped_numel(tensor, num_ranks) for tensor in workload.tensors)
-    return float(steps.max() / max(1, whole)) if parts else 1.0
+        whole += (stepped := stepped_numel(tensor, num_ranks))
+        if k not in beside:
+            steps += parts[k].per_rank(parts[k].numels, num_ranks) if k in parts else stepped
+    return float(steps.max() / max(1, whole)) if whole else 1.0
 
 
 def new_weights(
@@ -61,15 +67,43 @@ def new_weights(
     return rounds
 
 
-def server_exchange(
-    parts: Mapping[int, OwnedParts], codec: CodecSpec | None, context: SimulationContext, busiest: float
+def exchange_beside(
+    nodes: Sequence[Exchange], parts: Mapping[int, OwnedParts], context: SimulationContext
+) -> tuple[Round, ...]:
+    """Return one exchange with owners that step beside what ranks compute: gradients there, and weights back."""
+    held = np.zeros((1, context.num_ranks))
+    for own in parts.values():
+        held[0] += own.per_rank(own.numels, context.num_ranks)
+    whole = sum(stepped_numel(tensor, context.num_ranks) for tensor in context.workload.tensors)
+    step_s = np.array([context.workload.step_s * held.max() / max(1, whole) * context.slowest])
+    some = [nodes[k] for k in parts]
+    if some[0].staleness_bound is not None:
+        return _server_exchange(held[0], some[0].payload_codec, step_s, context)
+    rounds = [
+        each
+        for node in distinct_nodes(some)
+        for each in _sums_at_owners(node, [k for k in parts if nodes[k] is node], parts, context)
+    ]
+    return (*rounds, work({"compute_s": step_s}), *new_weights(nodes, parts, context))
+
+
+def _sums_at_owners(
+    node: Exchange, tensors: Sequence[int], parts: Mapping[int, OwnedParts], context: SimulationContext
+) -> list[Round]:
+    """Return the rounds of gradients in float32 to the owners of these tensors."""
+    core = node.core
+    if not isinstance(core, OwnedOptimizer):
+        raise TypeError(f"{node} has no owners that step with means of all ranks.")
+    batch = batch_of(context.workload, [tuple(tensors)], parts, context.num_ranks)
+    batch = replace(batch, itemsize=np.full_like(batch.itemsize, 4))
+    return sums_to_owners(core, batch, context.topology, by_hosts=bool(node.levels))
+
+
+def _server_exchange(
+    numel: Floats, codec: CodecSpec | None, step_s: Floats, context: SimulationContext
 ) -> tuple[Round, ...]:
     """Return the round trip to servers: a head and gradients to each owner, its step, and float32 back."""
     num_ranks = context.num_ranks
-    numel = np.zeros(num_ranks)
-    for own in parts.values():
-        numel += own.per_rank(own.numels, num_ranks)
-    step_s = np.array([context.workload.step_s * busiest * context.slowest])
     before, most = {"reduce_bytes": _bytes_of(context.workload)}, numel.max(keepdims=True)
     added = {"reduce_bytes": 4 * most * num_ranks}
     if codec is not None:

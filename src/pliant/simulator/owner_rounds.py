@@ -6,7 +6,7 @@ from pliant.layouts.payloads import payload_bytes
 from pliant.netmodel import BucketBatch, DenseExchange, Floats, Round, passes, work
 from pliant.simulator.collective_rounds import all_gather
 from pliant.simulator.host_slices import HostSlices
-from pliant.spec import CodecSpec, ParameterServer, ShardedOptimizer, Topology
+from pliant.spec import CodecSpec, OwnedOptimizer, ParameterServer, Topology
 
 __all__ = [
     "norms_of_parts",
@@ -26,24 +26,23 @@ def payloads(codec: CodecSpec | None, numel: Floats) -> Floats:
     return np.array([payload_bytes(codec, int(k)) for k in different], dtype=np.float64)[where].reshape(numel.shape)
 
 
-def owner_rounds(node: ShardedOptimizer | ParameterServer, batch: BucketBatch, num_ranks: int) -> list[Round]:
-    """Gradients to owners, who add up and tell all the norms of parts; weights follow once, after the step."""
+def owner_rounds(node: OwnedOptimizer | ParameterServer, batch: BucketBatch, num_ranks: int) -> list[Round]:
+    """Return the messages of gradients to owners, who add up; weights follow once, after the step."""
     held = batch.held
     everybody = np.ones((1, num_ranks))
     messages = DenseExchange(give=everybody, take=_payload(node, batch), rotated=True)
     added = held.max(1, initial=0) * (num_ranks - 1)
     before, after = _work(node, batch, coded=batch.numel - held.min(1), added=added)
-    return [Round(messages=messages, before=before, after=after), *norms_of_parts(batch, num_ranks)]
+    return [Round(messages=messages, before=before, after=after)]
 
 
-def owner_rounds_by_hosts(node: ShardedOptimizer, batch: BucketBatch, topology: Topology) -> list[Round]:
+def owner_rounds_by_hosts(node: OwnedOptimizer, batch: BucketBatch, topology: Topology) -> list[Round]:
     """Return the same where ranks of a host add up first, and each part leaves the host once, in codes if at all."""
     slices, held = HostSlices(topology), batch.held
     mine, added = slices.added(held), held.max(1, initial=0) * (slices.num_hosts - 1)
     before, after = _work(node, batch, coded=(mine - held).max(1), added=added)
     between = Round(messages=slices.to_owners(_payload(node, batch)), before=before, after=after)
-    rounds = [*sums_inside_hosts(batch, topology), *([between] if slices.num_hosts > 1 else [])]
-    return [*rounds, *norms_of_parts(batch, topology.num_ranks)]
+    return [*sums_inside_hosts(batch, topology), *([between] if slices.num_hosts > 1 else [])]
 
 
 def sums_inside_hosts(batch: BucketBatch, topology: Topology) -> list[Round]:
@@ -72,13 +71,13 @@ def spread_inside_hosts(held: Floats, topology: Topology) -> Round:
     return Round(messages=inside, after=copied) if inside.out.any() else work(copied)
 
 
-def _payload(node: ShardedOptimizer | ParameterServer, batch: BucketBatch) -> Floats:
+def _payload(node: OwnedOptimizer | ParameterServer, batch: BucketBatch) -> Floats:
     codec = node.payload_codec
     return batch.held * batch.itemsize[:, None] if codec is None else payloads(codec, batch.held)
 
 
 def _work(
-    node: ShardedOptimizer | ParameterServer, batch: BucketBatch, *, coded: Floats, added: Floats
+    node: OwnedOptimizer | ParameterServer, batch: BucketBatch, *, coded: Floats, added: Floats
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """Return the work before and after messages of gradients, of so many elements on the busiest rank."""
     codec, before, after = node.payload_codec, passes(batch, 1), passes(batch, 1)

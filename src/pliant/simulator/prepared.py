@@ -19,7 +19,7 @@ from pliant.simulator.layout import (
     gradient_parts,
     weight_parts,
 )
-from pliant.simulator.owned import busiest_share, new_weights, owned_parts, server_exchange
+from pliant.simulator.owned import busiest_share, exchange_beside, new_weights, owned_parts
 from pliant.simulator.pauses import pause_of_gradients_s, pause_of_weights_s
 from pliant.simulator.shard_passes import ShardPasses, prepare_shards
 from pliant.simulator.sparse_rows import SparseRows
@@ -71,8 +71,9 @@ class PreparedPlan:
     share: TimedExchange | None
     """New weights from owners to all, after a step."""
     served: TimedExchange | None
-    """Gradients to owners at a free pace, and weights back."""
+    """Gradients to owners that step beside what a rank computes, and weights back."""
     staleness: int
+    """Steps of a rank beside that exchange before it is waited for."""
     step_share: float
     """Part of the optimizer's work that the busiest rank does itself, after backward."""
     period: int
@@ -101,11 +102,10 @@ def prepare(plan: SyncPlan, context: SimulationContext, bucket_bytes: int) -> Pr
     weights = _weights(nodes, context)
     meets = any(mixed.free or mixed.part.timing.weighted for mixed in weights if not mixed.in_pairs)
     tell = (ring(np.array([16.0]), num_ranks),) if meets and num_ranks > 1 else ()
-    bounds = [node.staleness_bound for node in distinct_nodes(nodes) if num_ranks > 1]
-    served = [bound for bound in bounds if bound is not None]
-    coded = next((node.payload_codec for node in distinct_nodes(nodes) if node.staleness_bound is not None), None)
-    busiest = busiest_share(workload, owned, num_ranks)
-    lockstep_owners = bool(owned) and not served
+    beside = {k: own for k, own in owned.items() if nodes[k].steps_beside}
+    after = {k: own for k, own in owned.items() if k not in beside}
+    served = exchange_beside(nodes, beside, context) if beside else ()
+    bound = next((node.staleness_bound for node in distinct_nodes(nodes) if node.staleness_bound is not None), 1)
     periods = [node.timing.period * num_turns(node, context.topology, num_ranks) for node in distinct_nodes(nodes)]
     return PreparedPlan(
         context=context,
@@ -114,10 +114,10 @@ def prepare(plan: SyncPlan, context: SimulationContext, bucket_bytes: int) -> Pr
         follow_ups=follow_ups,
         weights=weights,
         meet=one_exchange("meet", tell, context),
-        share=one_exchange("new weights", new_weights(nodes, owned, context), context) if lockstep_owners else None,
-        served=one_exchange("owners", server_exchange(owned, coded, context, busiest), context) if served else None,
-        staleness=served[0] if served else 0,
-        step_share=0.0 if served else busiest,
+        share=one_exchange("new weights", new_weights(nodes, after, context), context) if after else None,
+        served=one_exchange("owners", served, context),
+        staleness=bound if served else 0,
+        step_share=busiest_share(workload, after, num_ranks, beside),
         period=math.lcm(*periods),
     )
 
@@ -176,8 +176,8 @@ def _gradients(
     tasks: dict[int, tuple[float, int, TimedExchange]] = {}
     follow_ups: dict[int, tuple[int, TimedExchange]] = {}
     for node in distinct_nodes(part.node for part in parts):
-        if node.weights_may_diverge and not node.averages_in_host:
-            continue  # gradients stay with their rank
+        if node.leaves_gradients(node.timing.until_step):
+            continue  # they stay with their rank
         mine = [k for k, part in enumerate(parts) if part.node is node]
         stay = node.exchanges_weights
         every = 1 if stay else node.timing.period

@@ -13,7 +13,6 @@ from pliant.schedules.coded_rounds import coded_rounds
 from pliant.schedules.owned import fastest_owner_schedule
 from pliant.schedules.rooted import Half, place_half
 from pliant.simulator.owner_rounds import (
-    norms_of_parts,
     owner_rounds,
     owner_rounds_by_hosts,
     payloads,
@@ -24,7 +23,7 @@ from pliant.simulator.owner_rounds import (
 )
 from pliant.simulator.scheduled import require_ranks, rounded_bytes, rounds_of_blocks
 from pliant.simulator.scheduled_codes import round_in_codes
-from pliant.spec import CodecSpec, OwnerScheduling, Schedule, ShardedOptimizer, Topology
+from pliant.spec import CodecSpec, OwnedOptimizer, OwnerScheduling, Schedule, Topology
 
 __all__ = ["sums_to_owners", "weights_to_all"]
 
@@ -33,9 +32,9 @@ _Hosts = tuple[tuple[int, ...], ...]
 
 
 def sums_to_owners(
-    node: ShardedOptimizer, batch: BucketBatch, topology: Topology, *, by_hosts: bool = False
+    node: OwnedOptimizer, batch: BucketBatch, topology: Topology, *, by_hosts: bool = False
 ) -> list[Round]:
-    """Return the rounds of gradients on their way to owners, and of the norms of parts.
+    """Return the rounds of gradients on their way to owners.
 
     Args:
         node: How they go.
@@ -65,7 +64,7 @@ def sums_to_owners(
         )
         copy = work(passes(mine, 1))
         rounds += sums_inside_hosts(mine, topology) if by_hosts else []
-        rounds += [copy, *between, copy, *norms_of_parts(mine, topology.num_ranks)]
+        rounds += [copy, *between, copy]
     return rounds
 
 

@@ -19,7 +19,7 @@ from pliant.spec.levels import BetweenGroups, BetweenHosts, BetweenRacks
 from pliant.spec.machine import Machine
 from pliant.spec.momenta import CompressedMomentum, DecoupledMomentum
 from pliant.spec.outer import Outer
-from pliant.spec.owners import ParameterServer, Placement, ShardedOptimizer
+from pliant.spec.owners import Acco, OwnedOptimizer, ParameterServer, Placement, ShardedOptimizer
 from pliant.spec.plan import Match, Rule, SyncPlan
 from pliant.spec.schedule import Move, OwnerScheduling, Schedule, Scheduling, with_schedule
 from pliant.spec.selection import Agreement, Selection, ValueBits
@@ -33,6 +33,7 @@ from pliant.spec.workload import TensorSpec, Workload
 __all__ = [
     "CODECS",
     "NODES",
+    "Acco",
     "After",
     "Agreement",
     "AllGather",
@@ -64,6 +65,7 @@ __all__ = [
     "Match",
     "Move",
     "Outer",
+    "OwnedOptimizer",
     "OwnerScheduling",
     "ParameterServer",
     "Placement",

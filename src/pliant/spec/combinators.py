@@ -56,6 +56,10 @@ class Combinator(Exchange):
         return self.inner.has_owners
 
     @property
+    def steps_beside(self) -> bool:
+        return self.inner.steps_beside
+
+    @property
     def payload_codec(self) -> CodecSpec | None:
         return self.inner.payload_codec
 

@@ -184,6 +184,11 @@ class Exchange:
         return False
 
     @property
+    def steps_beside(self) -> bool:
+        """Whether owners step copies of what they own, beside what a rank computes, once gradients have come."""
+        return False
+
+    @property
     def staleness_bound(self) -> int | None:
         """Steps that a rank may be ahead of the slowest, where owners take gradients as they come; None elsewhere."""
         return None
@@ -214,8 +219,9 @@ class Exchange:
         return False
 
     def leaves_gradients(self, step: int) -> bool:
-        """Say whether a gradient stays with its rank in this step, because weights are exchanged instead."""
-        return self.weights_may_diverge and not self.averages_in_host and step >= self.timing.until_step
+        """Say whether a gradient stays with its rank in backward, as what is exchanged is exchanged between steps."""
+        between = self.weights_may_diverge or self.steps_beside
+        return between and not self.averages_in_host and step >= self.timing.until_step
 
     @property
     def keeps_gradients(self) -> bool:

@@ -10,7 +10,9 @@ from pliant.spec.schedule import OwnerScheduling
 
 __all__ = [
     "ELEMENTWISE_OPTIMIZERS",
+    "Acco",
     "Cut",
+    "OwnedOptimizer",
     "ParameterServer",
     "Placement",
     "ShardedOptimizer",
@@ -65,10 +67,9 @@ class Placement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardedOptimizer(Exchange):
-    """Gradients to the owners of their parts, who alone step them and send new weights to all (ZeRO, stage 1)."""
+class OwnedOptimizer(Exchange):
+    """Base of nodes whose owners step their parts with means over all ranks, and send new weights to all."""
 
-    made_by: ClassVar[str] = "executors.owners:OwnerExecutor"
     codec: CodecSpec | None = None
     """In how many bits gradients travel; weights travel as they are."""
     placement: Placement = field(default_factory=Placement)
@@ -77,10 +78,11 @@ class ShardedOptimizer(Exchange):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_codec(self.codec, "ShardedOptimizer", "cast", "quantizer")
+        name = type(self).__name__
+        require_codec(self.codec, name, "cast", "quantizer")
         require(
             self.codec is None or not self.codec.facts.biased,
-            "ShardedOptimizer",
+            name,
             f"codec must be unbiased, since owners keep no residuals, got {self.codec}.",
         )
 
@@ -88,9 +90,27 @@ class ShardedOptimizer(Exchange):
     def has_owners(self) -> bool:
         return True
 
+
+@dataclass(frozen=True, kw_only=True)
+class ShardedOptimizer(OwnedOptimizer):
+    """Gradients to the owners of their parts, who alone step them and send new weights to all (ZeRO, stage 1)."""
+
+    made_by: ClassVar[str] = "executors.owners:OwnerExecutor"
+
     @property
     def works_in_float32(self) -> bool:
         return self.codec is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acco(OwnedOptimizer):
+    """Gradients of two steps to their owners, beside backward, by way of weights estimated from the first (ACCO)."""
+
+    made_by: ClassVar[str] = "executors.acco:AccoExecutor"
+
+    @property
+    def steps_beside(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +145,10 @@ class ParameterServer(Exchange):
         return self.staleness
 
     @property
+    def steps_beside(self) -> bool:
+        return True
+
+    @property
     def timing(self) -> Timing:
         return Timing(pace="free")
 
@@ -136,7 +160,7 @@ class ParameterServer(Exchange):
 def placement_of(node: Exchange) -> Placement:
     """Return the placement of a node that has owners. Raises TypeError for any other."""
     core = node.core
-    if isinstance(core, (ShardedOptimizer, ParameterServer)):
+    if isinstance(core, (OwnedOptimizer, ParameterServer)):
         return core.placement
     raise TypeError(f"{node} has no owners, and so no placement.")
 
@@ -144,4 +168,4 @@ def placement_of(node: Exchange) -> Placement:
 def schedule_of(node: Exchange) -> OwnerScheduling:
     """Return how gradients go to the owners of a node and weights back; servers at a free pace answer directly."""
     core = node.core
-    return core.schedule if isinstance(core, ShardedOptimizer) else "direct"
+    return core.schedule if isinstance(core, OwnedOptimizer) else "direct"
