@@ -159,6 +159,8 @@ def _cost_of_half(
     half, roots = half_of(schedule, kind), roots_of(schedule)
     rooted = np.bincount(roots, schedule.shares, schedule.num_ranks)
     sizes = tuple(round(owned_bytes[root] * s / rooted[root]) for root, s in zip(roots, schedule.shares, strict=True))
+    moving = (tuple(move for move in moves if sizes[move.block]) for moves in half.rounds)
+    half = replace(half, rounds=tuple(moves for moves in moving if moves))
     everybody = (tuple(range(schedule.num_ranks)),) * len(roots)
     task = Collective(num_ranks=schedule.num_ranks, block_bytes=sizes, holders=everybody, needers=everybody)
     return predict_cost(half, task, topology, overheads)
