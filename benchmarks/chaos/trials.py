@@ -38,6 +38,10 @@ PLAIN = ("kill_saving", "disk_full", "switch")
 TIMEOUT_S = 4.0
 """Of one exchange, before any slack."""
 _RANKS = {"kill_two": (3, 4), "split": (4,), "disk_full": (2, 3), "switch": (2, 3), "kill_saving": (2, 3)}
+_LATER = ("delayed_nesterov",)
+"""Arms that came after the committed trials, whose numbers results name; the next draw takes them in."""
+ATTACKED = tuple(arm for arm in PLIANT_ARMS if arm not in _LATER)
+"""Arms that trials are drawn from."""
 _NO_SWITCH = ("onebit_adam",)
 """Algorithms that belong to an optimizer of their own."""
 SAVINGS = ("run.save", "dcp")
@@ -78,7 +82,7 @@ class Trial:
 def draw_trials(seed: int, num: int = sum(ATTACKS.values())) -> list[Trial]:
     """Return trials in an order that is mixed, so that the first of them are a sample of all."""
     draw = random.Random(seed)
-    plain, elastic = _turns(PLIANT_ARMS, draw), _turns(ELASTIC_ARMS, draw)
+    plain, elastic = _turns(ATTACKED, draw), _turns(tuple(arm for arm in ELASTIC_ARMS if arm not in _LATER), draw)
     attacks = [attack for attack, often in ATTACKS.items() for _ in range(often)]
     draw.shuffle(attacks)
     attacks = [attacks[k % len(attacks)] for k in range(num)]
@@ -164,7 +168,7 @@ def _share(attack: str, turn: int, draw: random.Random) -> float:
 
 def plans_to_switch(seed: int) -> list[tuple[str, str]]:
     """Return all ordered pairs of two plans as one way: each begins where the one before it ended."""
-    names = [arm for arm in PLIANT_ARMS if arm not in _NO_SWITCH]
+    names = [arm for arm in ATTACKED if arm not in _NO_SWITCH]
     draw = random.Random(seed)
     left = {name: [other for other in names if other != name] for name in names}
     for others in left.values():
@@ -228,10 +232,11 @@ def steps_of(trial: Trial) -> int:
 
 def decided_by_time(algorithm: str) -> bool:
     """Return whether what comes when, or how long it takes, changes the weights: `tasc` looks when there is time to."""
-    return algorithm in ("async_average", "stale", "tasc")
+    return algorithm in ("async_average", "delayed_nesterov", "stale", "tasc")
 
 
 __all__ = [
+    "ATTACKED",
     "ATTACKS",
     "NETWORK",
     "SAVINGS",
