@@ -10,7 +10,7 @@ from typing import Literal
 
 from pliant.algorithms.registry import standard_text
 from pliant_bench.faults.points import ELASTIC_ARMS, is_elastic
-from pliant_bench.harness.names import PLIANT_ARMS
+from pliant_bench.harness.names import LATER_ARMS, LISTED_ARMS
 
 ATTACKS = {
     "kill": 40,
@@ -38,10 +38,6 @@ PLAIN = ("kill_saving", "disk_full", "switch")
 TIMEOUT_S = 4.0
 """Of one exchange, before any slack."""
 _RANKS = {"kill_two": (3, 4), "split": (4,), "disk_full": (2, 3), "switch": (2, 3), "kill_saving": (2, 3)}
-_LATER = ("delayed_nesterov",)
-"""Arms that came after the committed trials, whose numbers results name; the next draw takes them in."""
-ATTACKED = tuple(arm for arm in PLIANT_ARMS if arm not in _LATER)
-"""Arms that trials are drawn from."""
 _NO_SWITCH = ("onebit_adam",)
 """Algorithms that belong to an optimizer of their own."""
 SAVINGS = ("run.save", "dcp")
@@ -82,7 +78,10 @@ class Trial:
 def draw_trials(seed: int, num: int = sum(ATTACKS.values())) -> list[Trial]:
     """Return trials in an order that is mixed, so that the first of them are a sample of all."""
     draw = random.Random(seed)
-    plain, elastic = _turns(ATTACKED, draw), _turns(tuple(arm for arm in ELASTIC_ARMS if arm not in _LATER), draw)
+    plain, elastic = (
+        _turns(LISTED_ARMS, draw),
+        _turns(tuple(arm for arm in ELASTIC_ARMS if arm not in LATER_ARMS), draw),
+    )
     attacks = [attack for attack, often in ATTACKS.items() for _ in range(often)]
     draw.shuffle(attacks)
     attacks = [attacks[k % len(attacks)] for k in range(num)]
@@ -168,7 +167,7 @@ def _share(attack: str, turn: int, draw: random.Random) -> float:
 
 def plans_to_switch(seed: int) -> list[tuple[str, str]]:
     """Return all ordered pairs of two plans as one way: each begins where the one before it ended."""
-    names = [arm for arm in ATTACKED if arm not in _NO_SWITCH]
+    names = [arm for arm in LISTED_ARMS if arm not in _NO_SWITCH]
     draw = random.Random(seed)
     left = {name: [other for other in names if other != name] for name in names}
     for others in left.values():
@@ -236,7 +235,6 @@ def decided_by_time(algorithm: str) -> bool:
 
 
 __all__ = [
-    "ATTACKED",
     "ATTACKS",
     "NETWORK",
     "SAVINGS",
