@@ -10,7 +10,7 @@ from typing import Literal
 
 from pliant.algorithms.registry import standard_text
 from pliant_bench.faults.points import ELASTIC_ARMS, is_elastic
-from pliant_bench.harness.names import LATER_ARMS, LISTED_ARMS
+from pliant_bench.harness.names import LISTED_ARMS
 
 ATTACKS = {
     "kill": 40,
@@ -80,7 +80,7 @@ def draw_trials(seed: int, num: int = sum(ATTACKS.values())) -> list[Trial]:
     draw = random.Random(seed)
     plain, elastic = (
         _turns(LISTED_ARMS, draw),
-        _turns(tuple(arm for arm in ELASTIC_ARMS if arm not in LATER_ARMS), draw),
+        _turns([arm for arm in ELASTIC_ARMS if arm in LISTED_ARMS], draw),
     )
     attacks = [attack for attack, often in ATTACKS.items() for _ in range(often)]
     draw.shuffle(attacks)

@@ -12,7 +12,6 @@ __all__ = [
     "AUTO",
     "BASELINE_ARMS",
     "GRID_ARMS",
-    "LATER_ARMS",
     "LISTED_ARMS",
     "PLIANT_ARMS",
     "TORCH_ARMS",
@@ -63,9 +62,9 @@ PLIANT_ARMS = (
     *(name for name, row in ALGORITHMS.items() if row.bare and name not in (*_DRAWN, "fp16", "muloco")),
 )
 """What jobs over all algorithms draw from: each row of the registry; fp16 is as bf16, muloco needs two optimizers."""
-LATER_ARMS = ("delayed_nesterov",)
+_LATER = ("delayed_nesterov",)
 """Rows that came after the lists of jobs that are committed, whose numbers results name; a new list takes them in."""
-LISTED_ARMS = tuple(arm for arm in PLIANT_ARMS if arm not in LATER_ARMS)
+LISTED_ARMS = tuple(arm for arm in PLIANT_ARMS if arm not in _LATER)
 """Arms that those lists were drawn from."""
 _SHORT = {
     "qsgd4": "qsgd(bits=4)",
