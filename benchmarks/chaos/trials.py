@@ -10,7 +10,7 @@ from typing import Literal
 
 from pliant.algorithms.registry import standard_text
 from pliant_bench.faults.points import ELASTIC_ARMS, is_elastic
-from pliant_bench.harness.names import PLIANT_ARMS
+from pliant_bench.harness.names import LISTED_ARMS
 
 ATTACKS = {
     "kill": 40,
@@ -78,7 +78,10 @@ class Trial:
 def draw_trials(seed: int, num: int = sum(ATTACKS.values())) -> list[Trial]:
     """Return trials in an order that is mixed, so that the first of them are a sample of all."""
     draw = random.Random(seed)
-    plain, elastic = _turns(PLIANT_ARMS, draw), _turns(ELASTIC_ARMS, draw)
+    plain, elastic = (
+        _turns(LISTED_ARMS, draw),
+        _turns([arm for arm in ELASTIC_ARMS if arm in LISTED_ARMS], draw),
+    )
     attacks = [attack for attack, often in ATTACKS.items() for _ in range(often)]
     draw.shuffle(attacks)
     attacks = [attacks[k % len(attacks)] for k in range(num)]
@@ -164,7 +167,7 @@ def _share(attack: str, turn: int, draw: random.Random) -> float:
 
 def plans_to_switch(seed: int) -> list[tuple[str, str]]:
     """Return all ordered pairs of two plans as one way: each begins where the one before it ended."""
-    names = [arm for arm in PLIANT_ARMS if arm not in _NO_SWITCH]
+    names = [arm for arm in LISTED_ARMS if arm not in _NO_SWITCH]
     draw = random.Random(seed)
     left = {name: [other for other in names if other != name] for name in names}
     for others in left.values():
@@ -228,7 +231,7 @@ def steps_of(trial: Trial) -> int:
 
 def decided_by_time(algorithm: str) -> bool:
     """Return whether what comes when, or how long it takes, changes the weights: `tasc` looks when there is time to."""
-    return algorithm in ("async_average", "stale", "tasc")
+    return algorithm in ("async_average", "delayed_nesterov", "stale", "tasc")
 
 
 __all__ = [

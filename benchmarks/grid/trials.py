@@ -18,7 +18,7 @@ from typing import Any
 from pliant.cli.emulate import topology_from_flags
 from pliant.spec import Link, Topology, from_json, to_json
 from pliant.spec.matrices import topology_of_matrices
-from pliant_bench.harness.names import PLIANT_ARMS
+from pliant_bench.harness.names import LISTED_ARMS
 
 SEED = 1
 LIST = Path(__file__).with_name(f"trials_seed{SEED}.jsonl")
@@ -34,7 +34,7 @@ ARMS = tuple(
         (
             *("compute", BASE, "ddp", "ddp-powersgd", "ddp-postlocal", "ddp-adam"),
             *("diloco(averaging=int4)", "diloco", "streaming_diloco", "local_sgd", "choco", "gossip", "powersgd"),
-            *(*PLIANT_ARMS, *FREE),
+            *(*LISTED_ARMS, *FREE),
         )
     )
 )

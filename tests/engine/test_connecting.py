@@ -14,8 +14,16 @@ from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
 
 FOUR = Topology(hosts=(Host(name="a"), Host(name="b")), connections=4, provenance="measured once")
 ROWS = {**ALGORITHMS, **BETWEEN_STEPS}
-FREE = {"bounded_staleness", "stale", "stale-free", "stale-coded", "async_average", "gossip-free", "choco-free"}
-FREE |= {"delayed_nesterov"}
+FREE = {
+    "delayed_nesterov",
+    "bounded_staleness",
+    "stale",
+    "stale-free",
+    "stale-coded",
+    "async_average",
+    "gossip-free",
+    "choco-free",
+}
 """Algorithms whose results depend on which rank comes first."""
 
 

@@ -317,3 +317,18 @@ def test_a_long_momentum_in_a_short_training_is_warned_of():
             pliant.relax(ddp, optimizer, what, timeout_s=20).close()  # long enough, or nobody knows
 
     pliant.run_world(1, body)
+
+
+def test_defaults_follow_the_length_of_the_training_and_the_number_of_ranks():
+    momenta = {steps: round(pliant.diloco(total_steps=steps).outer.momentum, 3) for steps in (250, 800, 1600, 3200)}
+    assert momenta == {250: 0.0, 800: 0.6, 1600: 0.8, 3200: 0.9}
+    rates = {n: round(pliant.streaming_diloco(num_ranks=n).outer.lr, 3) for n in (1, 4, 8, 16, 99)}
+    assert rates == {1: 0.7, 4: 0.7, 8: 0.85, 16: 1.0, 99: 1.0}
+    assert pliant.diloco(total_steps=800, outer_lr=0.3, outer_momentum=0.1).outer == Outer(
+        lr=0.3, momentum=0.1, total_steps=800
+    )
+    assert pliant.diloco() == pliant.parse("LocalSteps(period=32, outer=Outer(lr=0.7, momentum=0.9))")
+    with pytest.raises(
+        ValueError, match="pier is about an outer momentum, for which 100 steps in periods of 32 are too"
+    ):
+        pliant.pier(100)

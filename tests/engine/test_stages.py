@@ -19,8 +19,15 @@ from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for
 CPU = torch.device("cpu")
 SHAPES = [(40, 30), (2000,), (7,), (60, 50), (3,), (64, 64)]
 SIZE, STEPS = 3, 5
-WAITS_FOR_NOBODY = {"gossip-free", "async_average", "stale-free", "choco-free", "stale-coded", "bounded_staleness"}
-WAITS_FOR_NOBODY |= {"delayed_nesterov"}
+WAITS_FOR_NOBODY = {
+    "delayed_nesterov",
+    "gossip-free",
+    "async_average",
+    "stale-free",
+    "choco-free",
+    "stale-coded",
+    "bounded_staleness",
+}
 
 
 class Weighted(nn.Module):

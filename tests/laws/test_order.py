@@ -53,8 +53,15 @@ def trained(what, size, monkeypatch, wrap):
     return run_world(size, body, timeout_s=60)
 
 
-SERVED = {"bounded_staleness", "stale-free", "stale-coded", "async_average", "gossip-free", "choco-free"}
-SERVED |= {"delayed_nesterov"}
+SERVED = {
+    "delayed_nesterov",
+    "bounded_staleness",
+    "stale-free",
+    "stale-coded",
+    "async_average",
+    "gossip-free",
+    "choco-free",
+}
 """Threads hear questions and calls at any time, beside what they send: their messages lie in host memory, for Gloo."""
 
 

@@ -36,8 +36,16 @@ EXTRA = {
     "post-local-coded": p.diloco(4, averaging=p.powersgd(2)),
 }
 ROWS = {**ALGORITHMS, **BETWEEN_STEPS, **EXTRA}
-FREE = {"gossip-free", "choco-free", "async_average", "stale-free", "tasc-curved", "topk-dynamic", "tasc-dynamic"}
-FREE |= {"delayed_nesterov"}
+FREE = {
+    "delayed_nesterov",
+    "gossip-free",
+    "choco-free",
+    "async_average",
+    "stale-free",
+    "tasc-curved",
+    "topk-dynamic",
+    "tasc-dynamic",
+}
 """Who exchanges when, how much, or looks at the curvature when, depends on the clock."""
 WARMUP = 12
 """Steps after which every warm-up of the rows is over."""

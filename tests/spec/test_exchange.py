@@ -48,6 +48,7 @@ from tables import ALGORITHMS, BETWEEN_STEPS
 
 SIGN, TOPK, DCT, INT4 = (CodecSpec(name=name) for name in ("sign", "topk", "dct", "int4"))
 OLD = [json.loads(line) for line in (Path(__file__).parent / "plans_of_format_1.jsonl").read_text().splitlines()]
+FALLING = Outer(momentum=0.9, momentum_points=((1.0, 0.5),), total_steps=100)
 TARGET = Target(of="exposed_s", value=0.01)
 LEAVES = (ScatterGather(codec=CodecSpec(name="qsgd", settings={"bits": 4})), ScatterGather(codec=SIGN, feedback="both"))
 LEAVES += (AllGather(codec=TOPK), LowRank())
@@ -181,6 +182,20 @@ NONSENSE = [
     (lambda: LocalSteps(period=2, averaging=Gossip()), "averaging must give a mean of changes at once, which Gossip"),
     (lambda: LocalSteps(period=2, averaging=AllGather(codec=TOPK, target=TARGET)), "averaging must have no target"),
     (lambda: Outer(lr=0), "invalid Outer: lr must be above 0, got 0"),
+    (lambda: Outer(lr_points=((0.5, 0.1),)), "points are shares of the training, whose length is not known; set total"),
+    (
+        lambda: Outer(lr_points=((0.5, 0.1), (0.5, 1)), total_steps=9),
+        "lr_points must be at shares .* that rise, above 0",
+    ),
+    (lambda: Outer(momentum_points=((1.5, 0.1),), total_steps=9), "momentum_points must be at shares .* up to 1, got"),
+    (lambda: Outer(lr_points=((1, 0),), total_steps=9), "lr_points must have values above 0 and finite, got"),
+    (lambda: Outer(momentum_points=((1, 1),), total_steps=9), "must have values at least 0 and below 1, got"),
+    (lambda: Outer(every=2), "every counts rounds between steps of the momentum, got 2 without a momentum; set one"),
+    (lambda: LocalSteps(period=2, pace="free", outer=FALLING), "no points at a free pace, where ranks are at steps of"),
+    (
+        lambda: After(steps=2, first=AllReduce(), then=LocalSteps(period=2), gathers_momentum=True),
+        "gathers_momentum needs local steps in lockstep with an outer momentum, got .* leave gathers_momentum out",
+    ),
     (lambda: Every(steps=0, inner=AllReduce()), "invalid Every: steps must be at least 1, got 0"),
     (lambda: Every(steps=2, inner=Gossip()), "Gossip exchanges weights; use the period of that node"),
     (lambda: Every(steps=2, inner=Every(steps=2, inner=AllReduce())), "has a Every already"),

@@ -21,6 +21,7 @@ ELASTIC_ARMS = (
     "streaming_diloco",
     "sparse_loco",
     "async_average",
+    "delayed_nesterov",
 )
 """Arms whose runs go on without a lost rank; all others are to end on every rank."""
 

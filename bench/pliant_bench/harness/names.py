@@ -12,6 +12,7 @@ __all__ = [
     "AUTO",
     "BASELINE_ARMS",
     "GRID_ARMS",
+    "LISTED_ARMS",
     "PLIANT_ARMS",
     "TORCH_ARMS",
     "bare_name",
@@ -61,6 +62,10 @@ PLIANT_ARMS = (
     *(name for name, row in ALGORITHMS.items() if row.bare and name not in (*_DRAWN, "fp16", "muloco")),
 )
 """What jobs over all algorithms draw from: each row of the registry; fp16 is as bf16, muloco needs two optimizers."""
+_LATER = ("delayed_nesterov",)
+"""Rows that came after the lists of jobs that are committed, whose numbers results name; a new list takes them in."""
+LISTED_ARMS = tuple(arm for arm in PLIANT_ARMS if arm not in _LATER)
+"""Arms that those lists were drawn from."""
 _SHORT = {
     "qsgd4": "qsgd(bits=4)",
     "topk_dgc": "topk(momentum=0.9, ramp_steps={warmup})",
