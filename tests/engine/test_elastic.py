@@ -27,6 +27,7 @@ PLANS = {
     "diloco": pliant.diloco(4, averaging=pliant.int4()),
     "streaming_diloco": pliant.streaming_diloco(6, fragments=3, delay_steps=2),
     "sparse_loco": pliant.sparse_loco(3, ratio=0.2),
+    "des_loc": pliant.des_loc(3, first=2, first_states=("momentum_buffer",), second_states=()),
     "async_average": pliant.async_average(),
 }
 SIZE = 4
