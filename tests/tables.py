@@ -7,7 +7,17 @@ from hypothesis import strategies as st
 import pliant as p
 import pliant.codecs as c
 from pliant.algorithms import ALGORITHMS as REGISTRY
-from pliant.spec import CODECS as FACTS, CodecSpec, CompressedMomentum, LocalSteps, Outer, ScatterGather
+from pliant.spec import (
+    CODECS as FACTS,
+    AllReduce,
+    CodecSpec,
+    CompressedMomentum,
+    LocalSteps,
+    OptimizerState,
+    Outer,
+    ScatterGather,
+    averaged_states,
+)
 
 CODECS = [
     *(c.codec_class(name)() for name in FACTS),
@@ -88,6 +98,18 @@ GIVEN = {
     "outer-every": LocalSteps(period=2, outer=Outer(lr=0.7, momentum=0.6, every=3)),
     "outer-points": LocalSteps(period=3, outer=Outer(lr_points=((0.5, 0.3), (1.0, 0.1)), total_steps=20)),
     "sparse_loco": p.sparse_loco(3, ratio=0.2),
+    "des_loc": p.des_loc(2, first=2, second=3),
+    "des_loc-late": LocalSteps(
+        period=4,
+        fragments=2,
+        delay_steps=1,
+        states=(
+            OptimizerState(name="exp_avg", period=8),
+            OptimizerState(name="exp_avg_sq", period=2, averaging=AllReduce(codec=CodecSpec(name="bf16"))),
+        ),
+    ),
+    "des_loc-warm": p.after(3, p.allreduce(), then=p.des_loc(2, second=3)),
+    "mt_dao": p.mt_dao(3),
     "bounded_staleness": p.bounded_staleness(0),
     "stale-free": p.bounded_staleness(2),
     "stale-coded": p.bounded_staleness(0, codec=c.Sign()),
@@ -108,7 +130,7 @@ VARIANTS = {
     *("fp16", "qsgd", "qsgd4", "terngrad", "natural", "int4", "worker-only", "powersgd2", "blocktopk", "demo-mean"),
     *("tasc", "tasc-dgc", "tasc-rows", "tasc-fresh", "tasc-float", "tasc-leader", "tasc-difference"),
     *("every-exact", "owner-qsgd", "late-onebit", "late-ahead", "topk-dynamic"),
-    *("gossip-matching", "dcd", "local_sgd-delayed", "stale-free", "outer-points"),
+    *("gossip-matching", "dcd", "local_sgd-delayed", "stale-free", "outer-points", "des_loc-warm"),
 }
 """Other settings of what another row holds already."""
 
@@ -121,6 +143,13 @@ def sampled(names):
 def optimizer_for(name: str, parameters, lr: float = 0.05) -> torch.optim.Optimizer:
     if name == "onebit_adam":
         return p.OneBitAdam(parameters, lr=1e-2, warmup_steps=3)
+    if name in ROWS and averaged_states(ROWS[name]):
+        return p.SlowAdamW(parameters, lr=1e-2, eps=1e-3)  # a mean or a code of exp_avg alone may be large beside 1e-8
     return torch.optim.SGD(
         parameters, lr=3e-3 if name == "decoupled_momentum" else lr
     )  # a signed step is as long as the rate
+
+
+def needs_its_optimizer(name: str) -> bool:
+    """Say whether a row needs what `optimizer_for` gives it, which takes no sparse gradients."""
+    return name == "onebit_adam" or (name in ROWS and bool(averaged_states(ROWS[name])))

@@ -2,6 +2,7 @@
 
 from .algorithms import (
     OneBitAdam as OneBitAdam,
+    SlowAdamW as SlowAdamW,
     differences as differences,
     parse as parse,
     partition as partition,
@@ -72,6 +73,10 @@ from .algorithms.gradients import (
     tasc as tasc,
     terngrad as terngrad,
     topk as topk,
+)
+from .algorithms.optimizer_states import (
+    des_loc as des_loc,
+    mt_dao as mt_dao,
 )
 from .algorithms.outer import (
     delayed_nesterov as delayed_nesterov,

@@ -30,6 +30,7 @@ from pliant.engine.pair_partner import Partner
 from pliant.engine.places import Places
 from pliant.engine.tracer import Tracer
 from pliant.engine.trial import PlanOnTrial
+from pliant.spec import averaged_states
 
 __all__ = ["CPU", "SHAPES", "StepRun", "on_device", "use_device"]
 
@@ -90,6 +91,7 @@ class _Rates:
 
     def __init__(self):
         self.param_groups = [{"lr": 0.05}]
+        self.state = {}
 
 
 class StepRun:
@@ -112,12 +114,15 @@ class StepRun:
         self.gradients = GradientExchange(self.store, comms, nonfinite, optimizer, {})
         self.dispatcher.put_in_force(self.gradients, as_ready=True)
         self._optimizer = optimizer
-        self.weights = None
-        if node.exchanges_weights:
-            [self.weights] = exchanges_between_steps(
-                self.store, comms, Places(comm, CPU, HOSTS, ""), optimizer=optimizer, step=0, tracer=tracer
-            )
-            self.weights.reset_reference()
+        states = [each.name for each in averaged_states(node)]
+        for name, parameter in self.parameters.items():
+            optimizer.state[parameter] = {key: self._bring(torch.zeros(SHAPES[name])) for key in states}
+        shapes = {n: {key: torch.empty(shape, device="meta") for key in states} for n, shape in SHAPES.items()}
+        self.between = exchanges_between_steps(
+            self.store, comms, Places(comm, CPU, HOSTS, ""), optimizer=optimizer, shapes=shapes, step=0, tracer=tracer
+        )
+        for part in self.between:
+            part.reset_reference()
 
     def gradient(self, step, names):
         generator = torch.Generator().manual_seed(1000 * step + self.rank)
@@ -146,13 +151,20 @@ class StepRun:
             parts = buffer.split([torch.Size(SHAPES[name]).numel() for name in names])
             for name, part in zip(names, parts, strict=True):
                 self.parameters[name].sub_(part.view(SHAPES[name]) * 0.05)
+                for state in self._optimizer.state[self.parameters[name]].values():
+                    state.add_(part.view(SHAPES[name]))
         self.dispatcher.step += 1
-        if self.weights is not None:
-            self.weights.after_step(step + 1)
+        for each in self.between:
+            each.after_step(step + 1)
+
+    @property
+    def states(self):
+        """What the optimizer keeps, parameter by parameter."""
+        return [value for state in self._optimizer.state.values() for value in state.values()]
 
     def close(self):
         self.thread.drain()
-        if self.weights is not None:
-            self.weights.hand_back(self.dispatcher.step)
-            self.weights.close()
+        for part in self.between:
+            part.hand_back(self.dispatcher.step)
+            part.close()
         self.thread.close()

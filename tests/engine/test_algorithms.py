@@ -11,7 +11,7 @@ import pliant
 from models import batch, new_ddp, train, weights
 from pliant.algorithms import ALGORITHMS as REGISTRY, executor_for
 from pliant.spec import CodecSpec, CompressedMomentum, LocalSteps, ScatterGather, SyncPlan, from_json, to_json
-from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
+from tables import ALGORITHMS, BETWEEN_STEPS, needs_its_optimizer, optimizer_for, sampled
 
 LOSSLESS = ["delayed", "late-onebit", "onebit", "topk", "blocktopk", "randomk", "int4", "every-exact", "powersgd"]
 LOSSLESS += ["tasc", "tasc-leader", "tasc-local"]
@@ -109,7 +109,7 @@ def test_switching_among_all_on_one_model():
         with pliant.relax(ddp, optimizer, "allreduce", agreement_every=1, hosts=[[0], [1, 2]], timeout_s=20) as run:
             mixed = zip_longest(ALGORITHMS.items(), BETWEEN_STEPS.items())
             for k, (name, algorithm) in enumerate(row for pair in mixed for row in pair if row is not None):
-                if name == "onebit_adam":
+                if needs_its_optimizer(name):
                     continue
                 run.switch(algorithm)
                 train(ddp, optimizer, place.rank, range(2 * k, 2 * k + 2))
@@ -436,7 +436,7 @@ def test_a_bare_name_spares_small_parameters():
     for name, row in REGISTRY.items():
         if name == "onebit_adam" or not row.bare:
             continue
-        plan = resolve_plan(name, torch.optim.SGD([torch.zeros(1)], lr=1.0))
+        plan = resolve_plan(name, optimizer_for(name, [torch.zeros(1)]))
         small, large = (plan.exchange_for("x", "Linear", numel) for numel in (8192, 8193))
         # powersgd and tasc send small ones whole by themselves; where weights are exchanged, gradients are not.
         spared = large.error_feedback != "none" and name not in ("powersgd", "tasc") and not large.exchanges_weights

@@ -29,6 +29,7 @@ PLANS = {
     "streaming_diloco": pliant.streaming_diloco(6, fragments=3, delay_steps=2),
     "sparse_loco": pliant.sparse_loco(3, ratio=0.2),
     "outer-every": LocalSteps(period=2, outer=Outer(lr=0.7, momentum=0.6, every=4)),
+    "des_loc": pliant.des_loc(3, first=2, first_states=("momentum_buffer",), second_states=()),
     "async_average": pliant.async_average(),
     "delayed_nesterov": pliant.delayed_nesterov(1, outer_momentum=0.5),
 }

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pliant
+from tables import needs_its_optimizer
 
 
 def ends(place, what, loop, optimizers_of, relaxed_ones, make=ddp, **options):
@@ -39,7 +40,7 @@ def test_two_optimizers_train_all_parameters(given, names):
         plain_end, _ = ends(place, None, simple, sgd_and_adam, which)
         made = {}
         for name in names:
-            if name != "onebit_adam":
+            if not needs_its_optimizer(name):
                 hosts = [[0], [1]] if name == "between-hosts" else None
                 made[name] = ends(place, EVERYTHING[name], simple, sgd_and_adam, which, hosts=hosts)
         return plain_end, made

@@ -39,7 +39,9 @@ def saved(place, path, name="gossip", num_steps=4):
     return ddp, optimizer, scheduler, run
 
 
-@pytest.mark.parametrize("name", ["onebit", "sharded_optimizer", "gossip", "streaming_diloco", "bounded_staleness"])
+@pytest.mark.parametrize(
+    "name", ["onebit", "sharded_optimizer", "gossip", "streaming_diloco", "bounded_staleness", "des_loc"]
+)
 def test_a_run_goes_on_to_the_bit_in_one_call(name, tmp_path):
     def body(place):
         ddp, optimizer, scheduler, run = saved(place, tmp_path / "run", name)

@@ -39,7 +39,7 @@ def trained(place, node, device, nonfinite="raise", spoil=lambda step, gradient,
             run.step(step, run.backward(step, lambda gradient, names, step=step: spoil(step, gradient, names)))
         run.close()
     kept = [t if t.device == CPU else run.back(t) for own in run.store.tensors.values() for t in own.values()]
-    return [*map(run.back, run.parameters.values()), *kept]
+    return [*map(run.back, run.parameters.values()), *map(run.back, run.states), *kept]
 
 
 def require_equal(name, found, wanted):

@@ -21,7 +21,7 @@ def wrong(place, model, called, name, loop, optimizers_of=one):
     return str(caught.value), float(moved.norm()), run
 
 
-NEEDS_BUCKETS = [*ALGORITHMS, "post_local_sgd", "pier", "between-hosts"]
+NEEDS_BUCKETS = [*ALGORITHMS, "post_local_sgd", "pier", "des_loc-warm", "between-hosts"]
 SIGNED = {name for name, algorithm in ALGORITHMS.items() if getattr(algorithm.core, "signed", False)}
 """What a GradScaler's step is refused with, whichever module is called (test_loss_scale.py)."""
 

@@ -15,7 +15,7 @@ from tables import ALGORITHMS, BETWEEN_STEPS
 pytestmark = [pytest.mark.processes]
 
 SYNCHRONOUS = ("allreduce", "bf16", "bytegrad", "int4", "onebit", "powersgd", "topk", "tasc", "every", "delayed")
-BETWEEN = ("gossip", "dcd", "local_sgd", "diloco", "streaming_diloco", "post_local_sgd")
+BETWEEN = ("gossip", "dcd", "local_sgd", "diloco", "streaming_diloco", "post_local_sgd", "des_loc", "des_loc-warm")
 
 
 def made(kind: str):
@@ -109,7 +109,7 @@ def test_replicas_stay_equal_under_every_algorithm_of_gradients(kind, names):
             assert sent > 0, name
 
 
-@pytest.mark.parametrize(("kind", "names"), kinds(("diloco",), BETWEEN))
+@pytest.mark.parametrize(("kind", "names"), kinds(("diloco", "des_loc"), BETWEEN))
 def test_replicas_are_one_again_after_algorithms_between_steps(kind, names):
     for found in run(4 if kind == "hsdp" else 2, rows, kind, names):
         for name, (error, _, after, sent) in found.items():

@@ -12,7 +12,18 @@ from pliant.codecs.templates import SparsifyingCodec
 from pliant.layouts.payloads import granularity, num_kept, payload_bytes
 from pliant.schedules.trees import pack_trees
 from pliant.simulator import simulate
-from pliant.spec import CodecSpec, Host, Rack, Schedule, SyncPlan, TensorSpec, Topology, Workload
+from pliant.spec import (
+    CodecSpec,
+    Host,
+    LocalSteps,
+    OptimizerState,
+    Rack,
+    Schedule,
+    SyncPlan,
+    TensorSpec,
+    Topology,
+    Workload,
+)
 from schedules.test_dense import mesh
 from tables import ALGORITHMS, BETWEEN_STEPS, CODECS, optimizer_for, sampled
 
@@ -116,6 +127,30 @@ def test_bytes_of_owners_beside_others_are_those_of_the_engine(beside):
     topology = Topology(hosts=tuple(Host(name=f"h{k}", num_ranks=len(ranks)) for k, ranks in enumerate(HOSTS)))
     found = simulate(plan, workload_of(model()), topology)
     sent = sent_by_engine("mixed", plan, found.period)
+    assert [round(x * found.period, 3) for x in found.sent_bytes] == sent
+
+
+STATES = {
+    "between hosts": p.between_hosts(p.des_loc(2, second=3)),
+    "late in fragments": LocalSteps(
+        period=6, fragments=3, delay_steps=2, states=(OptimizerState(name="exp_avg", period=12),)
+    ),
+    "coded": LocalSteps(
+        period=4,
+        averaging=p.onebit(),
+        states=(
+            OptimizerState(name="exp_avg", period=2, averaging=p.bytegrad()),
+            OptimizerState(name="exp_avg_sq", period=12, averaging=p.between_hosts(p.bf16())),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_bytes_of_states_are_those_of_the_engine(name):
+    topology = Topology(hosts=tuple(Host(name=f"h{k}", num_ranks=len(ranks)) for k, ranks in enumerate(HOSTS)))
+    found = simulate(plan_of(STATES[name]), workload_of(model()), topology)
+    sent = sent_by_engine("des_loc", STATES[name], found.period)
     assert [round(x * found.period, 3) for x in found.sent_bytes] == sent
 
 

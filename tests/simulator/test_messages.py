@@ -51,6 +51,8 @@ GROWTH = {
     **dict.fromkeys(("choco", "dcd"), tree),
     **dict.fromkeys(("local_sgd", "post_local_sgd"), lambda n: ring(n) / 8),
     **dict.fromkeys(("diloco", "pier"), lambda n: ring(n) / 32),
+    "des_loc": lambda n: (1 + 1 / 3 + 1 / 6) * ring(n) / 32,
+    "mt_dao": lambda n: 3 * ring(n) / 32,
     "streaming_diloco": lambda n: owners(n) / 8,
     "sparse_loco": lambda n: few(n) / 16,
     **dict.fromkeys(

@@ -28,6 +28,7 @@ from pliant.spec import (
     Host,
     LocalSteps,
     LowRank,
+    OptimizerState,
     Outer,
     ParameterServer,
     Placement,
@@ -123,6 +124,7 @@ SHARDED = [
     Sharded(gradients=ReduceScatter(codec=INT4, rotated=True), limit_bytes=1 << 30),
     Sharded(weights=WeightGather(codec=SIGN, differences=True, regather=False)),
     Sharded(replicas=LocalSteps(period=8, averaging=ScatterGather(codec=SIGN, feedback="both"))),
+    Sharded(replicas=LocalSteps(period=8, states=(OptimizerState(name="exp_avg", period=24),))),
 ]
 
 
@@ -181,6 +183,40 @@ NONSENSE = [
     (lambda: LocalSteps(period=2, stretch=-1), "stretch must be at least 0, got -1"),
     (lambda: LocalSteps(period=2, averaging=Gossip()), "averaging must give a mean of changes at once, which Gossip"),
     (lambda: LocalSteps(period=2, averaging=AllGather(codec=TOPK, target=TARGET)), "averaging must have no target"),
+    (
+        lambda: LocalSteps(period=32, states=(OptimizerState(name="m", period=48),)),
+        "the period of 'm' must be a multiple or a divisor of the weights' 32 steps, .* got 48",
+    ),
+    (
+        lambda: LocalSteps(period=2, pace="free", states=(OptimizerState(name="m", period=2),)),
+        "states must be empty at a free pace, .* got m; use pace='lockstep'",
+    ),
+    (lambda: LocalSteps(period=2, states=(OptimizerState(name="m", period=2),) * 2), "each state once, got m, m"),
+    (lambda: OptimizerState(name="m", period=0), "invalid OptimizerState: period must be at least 1, got 0"),
+    (
+        lambda: OptimizerState(name="m", period=2, averaging=Gossip()),
+        "averaging of 'm' must give the mean .* which Gossip does not",
+    ),
+    (
+        lambda: OptimizerState(name="m", period=2, averaging=Custom(name="mine")),
+        "by a node of Pliant's own, which Custom does not",
+    ),
+    (
+        lambda: OptimizerState(name="m", period=2, averaging=ScatterGather(codec=SIGN, feedback="both")),
+        "must keep nothing from one mean to the next, but ScatterGather keeps a residual",
+    ),
+    (
+        lambda: OptimizerState(name="m", period=2, averaging=AllReduce(schedule="auto")),
+        "averaging of 'm' must have the schedule 'ring', got 'auto'",
+    ),
+    (
+        lambda: OptimizerState(name="exp_avg_sq", period=2, averaging=AllReduce(codec=CodecSpec(name="fp16"))),
+        "averaging of 'exp_avg_sq' must not turn small numbers into 0 or below, .* fp16 does; use float32 or bfloat16",
+    ),
+    (
+        lambda: OptimizerState(name="exp_avg_sq", period=2, averaging=ScatterGather(codec=CodecSpec(name="minmax8"))),
+        "since the optimizer divides by it, but the codec minmax8 does",
+    ),
     (lambda: Outer(lr=0), "invalid Outer: lr must be above 0, got 0"),
     (lambda: Outer(lr_points=((0.5, 0.1),)), "points are shares of the training, whose length is not known; set total"),
     (

@@ -17,6 +17,7 @@ from pliant.spec import (
     AllReduce,
     CodecSpec,
     CurvatureSpec,
+    OptimizerState,
     Outer,
     Placement,
     ReduceScatter,
@@ -39,6 +40,7 @@ NEEDED = {
     "BetweenRacks": {"inner": AllReduce()},
     "Gossip": {"delay_steps": 0},
     "LocalSteps": {"period": 4},
+    "OptimizerState": {"name": "exp_avg", "period": 1},
     "Sharded": {"gradients": ReduceScatter()},
     "Target": {"of": "exposed_s", "value": 1.0, "floor": 5e-324, "ceiling": 1.0},
     "Selection": {"rescore": 1 << 20},
@@ -51,7 +53,7 @@ BESIDE = {
 }
 """Field -> record -> what its bounds need beside those, and other fields do not."""
 RECORDS = [*NODES.values()]
-RECORDS += [Outer, Placement, Target, Selection, CurvatureSpec, ReduceScatter]
+RECORDS += [OptimizerState, Outer, Placement, Target, Selection, CurvatureSpec, ReduceScatter]
 
 
 def beyond(accepted):

@@ -38,3 +38,6 @@ from .sharding import (
     differences as differences,
     sharded as sharded,
 )
+from .slow_adamw import (
+    SlowAdamW as SlowAdamW,
+)

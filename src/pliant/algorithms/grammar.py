@@ -16,6 +16,7 @@ from pliant.spec import (
     Host,
     Link,
     Move,
+    OptimizerState,
     Outer,
     Placement,
     Rack,
@@ -33,7 +34,7 @@ _VALUES = {
     kind.__name__: kind
     for kind in (
         *(Outer, Graph, Target, Placement, Selection, CurvatureSpec, Topology, Host, Link, Rack),
-        *(ReduceScatter, WeightGather, Schedule, Move),
+        *(ReduceScatter, WeightGather, Schedule, Move, OptimizerState),
     )
 }
 _WORDS: dict[str, Callable[..., Any]] = {

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pliant.algorithms.inputs import AlgorithmLike, HasGroups, node_of
+from pliant.algorithms.optimizer_states import moments_of, require_slow_momentum
 from pliant.spec import Custom, Exchange, SyncPlan
 
 __all__ = [
@@ -111,6 +112,8 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
         **_rows("weights", "sparse_loco", "async_average"),
         **_rows("outer", "delayed_nesterov", "muloco"),
         **_rows("outer", "pier", example="pier(total_steps=3200)"),
+        **_rows("optimizer_states", "des_loc", from_optimizer=moments_of, grid={"period": (8, 16, 32, 64)}),
+        **_rows("optimizer_states", "mt_dao", from_optimizer=require_slow_momentum),
         **_rows("weights", "post_local_sgd", example="post_local_sgd(warmup_steps=100)"),
         **_rows("sharding", "sharded", example="sharded(gradients=int4, weights=differences(int4))"),
         **_rows("combinators", "every", example="every(2, qsgd)"),

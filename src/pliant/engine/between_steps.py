@@ -8,9 +8,13 @@ from pliant.engine.background_average import BackgroundAverage
 from pliant.engine.comms import Comms
 from pliant.engine.pair_exchange import pair_exchanges
 from pliant.engine.places import Places
+from pliant.engine.state_exchange import StateExchange
+from pliant.engine.state_parts import split_states
+from pliant.engine.state_shapes import StateShapes
 from pliant.engine.tracer import Tracer
 from pliant.engine.weight_exchange import WeightExchange
 from pliant.engine.weight_parts import BetweenSteps, split_weights
+from pliant.spec import averaged_states
 
 __all__ = ["exchanges_between_steps"]
 
@@ -21,6 +25,7 @@ def exchanges_between_steps(
     places: Places,
     *,
     optimizer: Optimizer,
+    shapes: StateShapes,
     step: int,
     tracer: Tracer,
 ) -> list[BetweenSteps]:
@@ -30,19 +35,24 @@ def exchanges_between_steps(
         store: Nodes and state of all parameters.
         comms: Comms of the run.
         places: Hosts and racks of the ranks.
-        optimizer: Optimizer whose learning rate stretches periods.
+        optimizer: Optimizer whose learning rate stretches periods, and whose states are averaged.
+        shapes: What it keeps of parameters whose nodes average some of it.
         step: Steps made so far.
         tracer: Tracer of the run.
 
     """
     nodes = [node for node in dict.fromkeys(store.nodes.values()) if node.exchanges_weights]
     made: list[BetweenSteps] = []
-    for kind, own in (
-        (WeightExchange, [node for node in nodes if node.timing.pace == "lockstep"]),
-        (BackgroundAverage, [node for node in nodes if node.timing.pace == "free" and not node.meets_in_pairs]),
-    ):
-        if own:
-            apart = places.with_levels(Comms(duplicate(comms.all)), own)
-            made.append(kind(split_weights(store, apart, step, own), apart, optimizer, step, tracer))
+    if lockstep := [node for node in nodes if node.timing.pace == "lockstep"]:
+        averages = [each.averaging for node in lockstep for each in averaged_states(node)]
+        apart = places.with_levels(Comms(duplicate(comms.all)), [*lockstep, *averages])
+        parts = split_weights(store, apart, step, lockstep)
+        weights = WeightExchange(parts, apart, optimizer, step, tracer)
+        if averages:
+            made.append(StateExchange(split_states(parts, shapes, apart, step), weights.comm_thread, optimizer))
+        made.append(weights)
+    if free := [node for node in nodes if node.timing.pace == "free" and not node.meets_in_pairs]:
+        apart = places.with_levels(Comms(duplicate(comms.all)), free)
+        made.append(BackgroundAverage(split_weights(store, apart, step, free), apart, optimizer, step, tracer))
     pairs = split_weights(store, comms, step, [node for node in nodes if node.meets_in_pairs])
     return [*made, *pair_exchanges(pairs, store, comms.all, tracer)]

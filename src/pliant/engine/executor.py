@@ -31,6 +31,7 @@ from pliant.engine.ratio_controller import RatioController, controllers_for
 from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.server_threads import ServerThreads
 from pliant.engine.shard_exchanges import ShardExchanges, shard_exchanges
+from pliant.engine.state_shapes import StateShapes, state_shapes
 from pliant.engine.step_counts import plan_number
 from pliant.engine.tracer import Tracer
 from pliant.engine.weight_exchange import WeightExchange
@@ -129,6 +130,7 @@ class ExecutorBuilder:
         self.curvature = Curvature()
         """Samples of the curvature, under whichever plan."""
         self._optimizer, self._steppers = relaxed.local_optimizer, relaxed.steppers
+        self._state_shapes: StateShapes = {}
         self._parameters: Mapping[str, Tensor] = relaxed.parameters
         self._device = next(iter(self._parameters.values())).device
         self._comms = Comms(relaxed.replicas(tracer.comm))
@@ -158,6 +160,7 @@ class ExecutorBuilder:
         store = AlgorithmState(self._parameters, nodes, self._comms)
         self._check_optimizers(store)
         warn_of_few_rounds(nodes.values())
+        self._state_shapes = state_shapes(store, self._optimizer, self._steppers)
         place_owners(store, self._comms.all.size, self._steppers)
         request = requests_in(store, self._steppers)
         if request is not None:
@@ -271,5 +274,11 @@ class ExecutorBuilder:
 
     def _exchanges_between_steps(self, store: AlgorithmState, step: int) -> list[BetweenSteps]:
         return exchanges_between_steps(
-            store, self._comms, self._places, optimizer=self._optimizer, step=step, tracer=self._tracer
+            store,
+            self._comms,
+            self._places,
+            optimizer=self._optimizer,
+            shapes=self._state_shapes,
+            step=step,
+            tracer=self._tracer,
         )

@@ -60,7 +60,7 @@ def broadcast_data(mine: Any, root: int, comm: Comm, device: torch.device) -> An
 
 
 def steps_taken(optimizer: Optimizer) -> int:
-    """Return the steps that an optimizer has counted; 0 for one that does not count, such as SGD."""
+    """Return the most steps that an optimizer, or any of several, has counted; 0 if none counts, as of SGD and Muon."""
     return max((int(state["step"]) for state in optimizer.state.values() if "step" in state), default=0)
 
 

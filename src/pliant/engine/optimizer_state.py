@@ -18,6 +18,7 @@ __all__ = [
     "load_optimizer_state",
     "optimizer_state",
     "parameter_names",
+    "state_after_first_step",
 ]
 
 
@@ -129,11 +130,23 @@ def clone_optimizer(optimizer: Optimizer) -> Optimizer:
 
 def _first_state(optimizer: Optimizer, parameter: Tensor) -> Mapping[str, Any]:
     """Return zeros with the shapes of the optimizer's state of a parameter; nothing if they are not known."""
-    like = parameter.detach().clone().requires_grad_()
-    like.grad = torch.zeros_like(like)
     members = optimizer.members if isinstance(optimizer, JointOptimizer) else (optimizer,)
     groups = [(member, group) for member in members for group in member.param_groups]
     stepper, group = next((m, g) for m, g in groups if any(p is parameter for p in g["params"]))
+    return state_after_first_step(stepper, group, parameter)
+
+
+def state_after_first_step(stepper: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> Mapping[str, Any]:
+    """Return zeros with the shapes of the state that an optimizer will keep of a parameter; nothing if not known.
+
+    Args:
+        stepper: The optimizer, which is left as it is.
+        group: Settings of the parameter's group.
+        parameter: The parameter, or this rank's shard of it.
+
+    """
+    like = parameter.detach().clone().requires_grad_()
+    like.grad = torch.zeros_like(like)
     twin = clone_optimizer(stepper)
     twin.state = type(stepper.state)(dict)
     twin.param_groups = [{**group, "params": [like]}]

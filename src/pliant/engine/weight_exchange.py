@@ -39,7 +39,7 @@ class WeightExchange(AmongAll):
         self, parts: Sequence[WeightPart], comms: Comms, optimizer: Optimizer, step: int, tracer: Tracer
     ) -> None:
         super().__init__(parts, comms, optimizer, step)
-        self._comm_thread = CommThread(self._device, "pliant-weights", tracer)
+        self.comm_thread = CommThread(self._device, "pliant-weights", tracer)
         self._agreement: tuple[ReplicaCheck, int] | None = None
 
     def agree(self, agreement: ReplicaCheck, plan: int) -> None:
@@ -48,7 +48,7 @@ class WeightExchange(AmongAll):
 
     def after_step(self, step: int) -> None:
         """Store results that are due, and start exchanges that are due."""
-        self._comm_thread.raise_error()
+        self.comm_thread.raise_error()
         for part in self._parts:
             if part.handle is not None and step >= part.last + part.timing.delay_steps:
                 self._take(part)
@@ -62,11 +62,11 @@ class WeightExchange(AmongAll):
         """Store all results in flight. Collective, between two steps."""
         for part in self._parts:
             self._take(part)
-        self._comm_thread.drain()
+        self.comm_thread.drain()
 
     def settle(self, step: int) -> None:
         """Bring exchanges in flight to a state that can be saved."""
-        self._comm_thread.drain()
+        self.comm_thread.drain()
 
     def abandon(self) -> None:
         """Drop exchanges in flight, which may fail since other ranks may be lost."""
@@ -75,12 +75,12 @@ class WeightExchange(AmongAll):
 
     def close(self) -> None:
         """End the communication thread, and close the comm."""
-        self._comm_thread.close()
+        self.comm_thread.close()
         self._comms.all.close()
 
     def stats(self) -> dict[str, float]:
         """Return the time of exchanges of weights, and the norm of their last change on this rank."""
-        return {"exchange_s": self._comm_thread.busy_s, "consensus_distance": self.distance}
+        return {"exchange_s": self.comm_thread.busy_s, "consensus_distance": self.distance}
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -109,7 +109,7 @@ class WeightExchange(AmongAll):
     def counters(self, rows: Tensor) -> None:
         for part, (last, round_, in_flight) in zip(self._parts, rows.tolist(), strict=True):
             part.last, part.round = last, round_
-            part.handle = self._comm_thread.submit(lambda: None) if in_flight else None
+            part.handle = self.comm_thread.submit(lambda: None) if in_flight else None
 
     @property
     def exchanges(self) -> int:
@@ -144,23 +144,23 @@ class WeightExchange(AmongAll):
         share, sends = [1.0], any(step >= part.timing.until_step for part in parts)
         if sends and any(part.timing.weighted for part in parts) and self._comms.all.size > 1:
             work = (self._counted or step - self._begun) - parts[0].work
-            self._comm_thread.submit(lambda: self._meet(work, share), name="meet", step=step - 1)
+            self.comm_thread.submit(lambda: self._meet(work, share), name="meet", step=step - 1)
         deferred: list[tuple[str, Deferred]] = []
         for part in parts:
             part.load()
             if part.late:
                 torch.neg(part.bucket.flat, out=part.state.flat[CORRECTION])
             mix = functools.partial(self._mix, part, step, share, deferred)
-            part.handle = self._comm_thread.submit(mix, name=part.bucket.name, step=step - 1)
+            part.handle = self.comm_thread.submit(mix, name=part.bucket.name, step=step - 1)
             part.work = self._counted or step - self._begun
             part.last = step + part.offset if step == part.timing.until_step else step
-        self._comm_thread.submit_all(deferred, step=step - 1)
+        self.comm_thread.submit_all(deferred, step=step - 1)
         if sends and self._agreement is not None:
             agreement, plan = self._agreement
             agreement.after_exchange(
                 lambda: StepCounts(step=step, exchanges=self.exchanges, plan=plan),
                 step,
-                self._comm_thread,
+                self.comm_thread,
                 self._comms.all,
                 self._device,
             )

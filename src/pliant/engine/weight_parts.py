@@ -24,7 +24,16 @@ from pliant.engine.parts import Part
 from pliant.layouts.division import weight_buckets
 from pliant.spec import Exchange, LocalSteps, Timing
 
-__all__ = ["AmongAll", "BetweenSteps", "WeightPart", "change_norm", "first_bad", "split_weights"]
+__all__ = [
+    "AmongAll",
+    "BetweenSteps",
+    "WeightPart",
+    "change_norm",
+    "first_bad",
+    "largest_lr",
+    "require_finite",
+    "split_weights",
+]
 
 
 @dataclass(kw_only=True)
@@ -80,12 +89,7 @@ class WeightPart:
 
         On an accelerator the thread that calls this waits for a copy of one number; the thread that trains goes on.
         """
-        if (bad := first_bad(self.bucket.flat if flat is None else flat)) >= 0:
-            name = next(s.name for s in reversed(self.bucket.spans) if s.offset <= bad)
-            raise NonFiniteGradientError(
-                f"after step {step} rank {self.comm.rank} has a NaN or Inf in the weights of {name}, and has not sent "
-                "them. Lower the learning rate or clip."
-            )
+        require_finite(self.bucket, "the weights of", self.comm.rank, step, flat)
 
     @torch.no_grad()
     def load(self) -> None:
@@ -171,7 +175,7 @@ class AmongAll(BetweenSteps):
     def _due(self, step: int) -> list[WeightPart]:
         """Return the buckets whose period is over behind a step."""
         optimizer = self._optimizer()
-        lr = max(float(group["lr"]) for group in optimizer.param_groups) if optimizer is not None else 0.0
+        lr = largest_lr(optimizer) if optimizer is not None else 0.0
         return [part for part in self._parts if part.due(step, lr)]
 
 
@@ -221,6 +225,21 @@ def change_norm(parts: Sequence[WeightPart]) -> float:
     """Return the Euclidean norm of what the last exchanges have changed, in buckets whose corrections are posted."""
     norms = [torch.stack(part.changed).norm() for part in parts if part.changed]
     return float(torch.stack(norms).norm()) if norms else 0.0
+
+
+def largest_lr(optimizer: Optimizer) -> float:
+    """Return the largest learning rate of an optimizer's groups, by which periods are stretched."""
+    return max(float(group["lr"]) for group in optimizer.param_groups)
+
+
+def require_finite(bucket: Bucket, what: str, rank: int, step: int, flat: Tensor | None = None) -> None:
+    """Raise NonFiniteGradientError if there is a NaN or Inf in a bucket of `what`, or in a copy of it."""
+    if (bad := first_bad(bucket.flat if flat is None else flat)) >= 0:
+        name = next(s.name for s in reversed(bucket.spans) if s.offset <= bad)
+        raise NonFiniteGradientError(
+            f"after step {step} rank {rank} has a NaN or Inf in {what} {name}, and has not sent it. Lower the learning "
+            "rate or clip."
+        )
 
 
 def first_bad(flat: Tensor) -> int:

@@ -91,7 +91,7 @@ def _to_owners(
 def _pause_s(node: Exchange, workload: Workload, plan: SyncPlan) -> float:
     """Return how long ranks compute from one exchange of a node to the next."""
     if node.exchanges_weights:
-        return pause_of_weights_s(node, workload, 1.0)
+        return pause_of_weights_s(node.timing, workload, 1.0)
     choose = max if plan.order == "at_end" else min
     ready_s = choose((tensor.ready_s for tensor in workload.tensors), default=0.0)
     return pause_of_gradients_s(workload, ready_s, node.timing.period, 1.0)

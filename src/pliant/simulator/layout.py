@@ -10,7 +10,7 @@ from pliant.layouts.division import weight_buckets
 from pliant.layouts.parts import OwnedParts
 from pliant.netmodel import BucketBatch
 from pliant.simulator.sparse_rows import row_figures
-from pliant.spec import Exchange, SyncPlan, TensorSpec, Timing, Workload
+from pliant.spec import Exchange, SyncPlan, TensorSpec, Timing, Workload, averaged_states
 
 __all__ = [
     "GradientPart",
@@ -43,13 +43,15 @@ class GradientPart:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedWeights:
-    """Tensors whose weights are exchanged together."""
+    """Tensors whose weights, or one of whose optimizer states, are exchanged together."""
 
     node: Exchange
     timing: Timing
     tensors: tuple[int, ...]
     first_due: int
-    """Steps after which the first exchange is due; then every period of the node."""
+    """Steps after which the first exchange is due; then every period."""
+    label: str
+    """What it is, in timelines."""
 
 
 def itemsize(tensor: TensorSpec) -> int:
@@ -99,18 +101,33 @@ def gradient_parts(
 
 
 def weight_parts(nodes: Sequence[Exchange], workload: Workload) -> list[SimulatedWeights]:
-    """Return the buckets of weights that are exchanged between steps, in the order of their exchanges."""
+    """Return the buckets of weights that are exchanged between steps, in the order of their exchanges.
+
+    States of the optimizer, which travel in buckets like those of their weights, come first. Every tensor counts as one
+    that has them: a workload does not say which optimizer steps it.
+    """
     model_order = range(len(workload.tensors) - 1, -1, -1)  # gradients come from the last layer on
     parts: list[SimulatedWeights] = []
+    states: list[SimulatedWeights] = []
     for node in distinct_nodes(nodes[k] for k in model_order if nodes[k].exchanges_weights):
         mine, timing = [k for k in model_order if nodes[k] is node], node.timing
         numels = [workload.tensors[k].numel for k in mine]
+        averaged = averaged_states(node)
         for fragment, held in weight_buckets(numels, timing.fragments):
-            first_due = -(-timing.period * (fragment + 1) // timing.fragments)
-            parts.append(
-                SimulatedWeights(node=node, timing=timing, tensors=tuple(mine[i] for i in held), first_due=first_due)
-            )
-    return parts
+            first_due, tensors = -(-timing.period * (fragment + 1) // timing.fragments), tuple(mine[i] for i in held)
+            label = f"weights {len(parts)}"
+            parts.append(SimulatedWeights(node=node, timing=timing, tensors=tensors, first_due=first_due, label=label))
+            states += [
+                SimulatedWeights(
+                    node=state.averaging,
+                    timing=Timing(period=state.period),
+                    tensors=tensors,
+                    first_due=state.period - (timing.period - first_due) % state.period,
+                    label=f"{state.name} of {label}",
+                )
+                for state in averaged
+            ]
+    return [*states, *parts]
 
 
 def batch_of(

@@ -1,6 +1,6 @@
 """Pauses between exchanges, after which TCP starts slowly."""
 
-from pliant.spec import Exchange, Workload
+from pliant.spec import Timing, Workload
 
 __all__ = ["pause_of_gathers_s", "pause_of_gradients_s", "pause_of_weights_s"]
 
@@ -35,6 +35,6 @@ def pause_of_gathers_s(workload: Workload, slowest: float, *, again: bool) -> fl
     return slowest * (workload.step_s + (0.0 if again else workload.backward_s))
 
 
-def pause_of_weights_s(node: Exchange, workload: Workload, slowest: float) -> float:
+def pause_of_weights_s(timing: Timing, workload: Workload, slowest: float) -> float:
     """Return how long ranks compute from one exchange of weights to the next, of any fragment."""
-    return slowest * workload.compute_s * node.timing.period / node.timing.fragments
+    return slowest * workload.compute_s * timing.period / timing.fragments

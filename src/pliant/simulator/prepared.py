@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from pliant.layouts.parts import OwnedParts
+from pliant.netmodel import passes, work
 from pliant.simulator.collective_rounds import ring
 from pliant.simulator.context import SimulationContext
 from pliant.simulator.exchange_time import Exchanges
@@ -25,7 +27,7 @@ from pliant.simulator.shard_passes import ShardPasses, prepare_shards
 from pliant.simulator.sparse_rows import SparseRows
 from pliant.simulator.timed_exchange import TimedExchange, one_exchange, timed_exchange
 from pliant.simulator.traffic import inside_groups, num_turns, traffic_beside_shards
-from pliant.spec import Exchange, Sharded, SyncPlan, Workload
+from pliant.spec import Exchange, Sharded, SyncPlan, Timing, Workload, averaged_states
 
 __all__ = ["PreparedPlan", "TimedWeightExchange", "prepare"]
 
@@ -107,6 +109,7 @@ def prepare(plan: SyncPlan, context: SimulationContext, bucket_bytes: int) -> Pr
     served = exchange_beside(nodes, beside, context) if beside else ()
     bound = next((node.staleness_bound for node in distinct_nodes(nodes) if node.staleness_bound is not None), 1)
     periods = [node.timing.period * num_turns(node, context.topology, num_ranks) for node in distinct_nodes(nodes)]
+    periods += [state.period for node in distinct_nodes(nodes) for state in averaged_states(node)]
     return PreparedPlan(
         context=context,
         shards=shards,
@@ -199,18 +202,22 @@ def _gradients(
 def _weights(nodes: Sequence[Exchange], context: SimulationContext) -> tuple[TimedWeightExchange, ...]:
     parts = weight_parts(nodes, context.workload)
     found: dict[int, TimedWeightExchange] = {}
-    for node in distinct_nodes(part.node for part in parts):
-        mine = [k for k, part in enumerate(parts) if part.node is node]
+    alike: dict[tuple[int, Timing], list[int]] = {}
+    for k, part in enumerate(parts):
+        alike.setdefault((id(part.node), part.timing), []).append(k)
+    for (_, timing), mine in alike.items():
+        node = parts[mine[0]].node
         turns = range(num_turns(node, context.topology, context.num_ranks))
         groups = [parts[k].tensors for k in mine]
-        pause_s = pause_of_weights_s(node, context.workload, context.slowest)
-        measured = [_time_exchanges(node, groups, {}, context, turn, stay=False, pause_s=pause_s) for turn in turns]
+        pause_s = pause_of_weights_s(timing, context.workload, context.slowest)
+        times = partial(_time_exchanges, stay=False, pause_s=pause_s, is_state=not node.exchanges_weights)
+        measured = [times(node, groups, {}, context, turn) for turn in turns]
         for index, k in enumerate(mine):
             found[k] = TimedWeightExchange(
                 part=parts[k],
-                tasks=tuple(timed_exchange(f"weights {k}", task, index) for task, _ in measured),
+                tasks=tuple(timed_exchange(parts[k].label, task, index) for task, _ in measured),
                 follow_ups=tuple(
-                    timed_exchange(f"weights {k}", rest, index) if rest.seconds[index] > 0 else None
+                    timed_exchange(parts[k].label, rest, index) if rest.seconds[index] > 0 else None
                     for _, rest in measured
                 ),
             )
@@ -226,14 +233,20 @@ def _time_exchanges(
     *,
     stay: bool,
     pause_s: float,
+    is_state: bool = False,
 ) -> tuple[Exchanges, Exchanges]:
-    """Return what the exchanges of a node take after a pause, found once for each node and grouping."""
-    key = node, tuple(groups), turn, stay, pause_s, tuple(owned) if node.has_owners else ()
+    """Return what the exchanges of a node take after a pause, found once for each node and grouping.
+
+    A state of the optimizer is copied to a buffer of float32, and back.
+    """
+    key = node, tuple(groups), turn, stay, pause_s, is_state, tuple(owned) if node.has_owners else ()
     if key in context.found:
         task, rest = context.found[key]
         return task, rest
     num = len(groups)
     batch = batch_of(context.workload, groups, owned if node.has_owners else {}, context.num_ranks)
+    if is_state:
+        batch = replace(batch, itemsize=np.full_like(batch.itemsize, 4.0))
     if context.num_ranks == 1:
         found = context.measure((), (), num)
     elif stay:  # weights are exchanged between hosts or racks, and gradients only inside
@@ -241,6 +254,8 @@ def _time_exchanges(
         found = context.measure(inside_groups(num_bytes, node, context.topology), (), num, pause_s)
     else:
         what = traffic_beside_shards(node, batch, context.topology, turn)
+        copies = (work(passes(batch, 2)),) if is_state else ()
+        what = replace(what, task=(*copies, *what.task, *copies))
         late = node.timing.delay_steps > 0 or node.timing.pace == "free"
         measure = context.measure_beside if late else context.measure
         found = measure(what.task, what.rest, num, pause_s)

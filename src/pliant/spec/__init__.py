@@ -18,12 +18,14 @@ from pliant.spec.graph import Graph
 from pliant.spec.levels import BetweenGroups, BetweenHosts, BetweenRacks
 from pliant.spec.machine import Machine
 from pliant.spec.momenta import CompressedMomentum, DecoupledMomentum
+from pliant.spec.optimizer_state import OptimizerState
 from pliant.spec.outer import Outer
 from pliant.spec.owners import Acco, OwnedOptimizer, ParameterServer, Placement, ShardedOptimizer
 from pliant.spec.plan import Match, Rule, SyncPlan
 from pliant.spec.schedule import Move, OwnerScheduling, Schedule, Scheduling, with_schedule
 from pliant.spec.selection import Agreement, Selection, ValueBits
 from pliant.spec.sharded import ReduceScatter, Residual, Sharded, WeightGather
+from pliant.spec.state_means import averaged_states
 from pliant.spec.target import Target
 from pliant.spec.timeline import Event, Timeline
 from pliant.spec.topology import Host, Link, Rack, Topology
@@ -64,6 +66,7 @@ __all__ = [
     "Machine",
     "Match",
     "Move",
+    "OptimizerState",
     "Outer",
     "OwnedOptimizer",
     "OwnerScheduling",
@@ -90,6 +93,7 @@ __all__ = [
     "ValueBits",
     "WeightGather",
     "Workload",
+    "averaged_states",
     "canonical_hash",
     "from_json",
     "load",

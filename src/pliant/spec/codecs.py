@@ -52,6 +52,8 @@ class CodecFacts:
     """Bytes in front of each block of a quantizer."""
     biased: bool = False
     """Whether the mean of what it decodes to is not what was encoded, so that it needs error feedback."""
+    underflows: bool = False
+    """Whether a cast turns into 0 what float32 holds with all its digits."""
 
 
 _SHARES = (0.1, 0.05, 0.02, 0.01)
@@ -62,7 +64,11 @@ CODECS: Mapping[str, CodecFacts] = MappingProxyType(
             kind="cast", made_by="cast:Bf16", bits=16, speeds=Speeds(encode=4.6, feedback=0.97, decode=5.1, add=1.6)
         ),
         "fp16": CodecFacts(
-            kind="cast", made_by="cast:Fp16", bits=16, speeds=Speeds(encode=4.6, feedback=0.95, decode=5.2, add=1.7)
+            kind="cast",
+            made_by="cast:Fp16",
+            bits=16,
+            underflows=True,
+            speeds=Speeds(encode=4.6, feedback=0.95, decode=5.2, add=1.7),
         ),
         "fp8": CodecFacts(
             kind="quantizer",

@@ -16,6 +16,7 @@ from pliant.spec.exchange import (
 )
 from pliant.spec.gradients import AllReduce
 from pliant.spec.graph import Graph
+from pliant.spec.optimizer_state import OptimizerState
 from pliant.spec.outer import Outer
 from pliant.spec.ranges import Count, Number, Quantity, Share, Tried
 
@@ -121,10 +122,13 @@ class LocalSteps(Exchange):
     """Whether a rank counts by the work that it has done since the last exchange."""
     inner_optimizer: Literal["any", "Muon"] = "any"
     """Optimizer that the outer settings are for, which must be among those of the run."""
+    states: tuple[OptimizerState, ...] = ()
+    """States of the optimizer that are averaged as well: plain means, each with a period of its own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_timing(self.pace, self.delay_steps, self.period, "LocalSteps")
+        _require_states(self)
         require(
             self.pace == "lockstep" or not (self.outer.lr_points or self.outer.momentum_points),
             "LocalSteps",
@@ -195,3 +199,25 @@ def _require_free(pace: Pace, staleness: int, node: str) -> None:
         f"staleness must be 0 in lockstep, where delay_steps says how late a result is, got {staleness}; use "
         "pace='free'.",
     )
+
+
+def _require_states(node: LocalSteps) -> None:
+    names = [state.name for state in node.states]
+    require(
+        len(set(names)) == len(names),
+        "LocalSteps",
+        f"states must name each state once, got {', '.join(names)}; leave the second out.",
+    )
+    require(
+        node.pace == "lockstep" or not names,
+        "LocalSteps",
+        f"states must be empty at a free pace, where a rank's optimizer steps while others average, got "
+        f"{', '.join(names)}; use pace='lockstep'.",
+    )
+    for state in node.states:
+        require(
+            max(state.period, node.period) % min(state.period, node.period) == 0,
+            "LocalSteps",
+            f"the period of {state.name!r} must be a multiple or a divisor of the weights' {node.period} steps, so "
+            f"that the rarer of the two always meets the other, got {state.period}.",
+        )

@@ -1,0 +1,94 @@
+"""Functions for local steps that average states of the optimizer too: each returns a node of a plan. No torch here."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pliant.algorithms.inputs import AlgorithmLike, HasGroups, node_of
+from pliant.spec import AllReduce, Exchange, LocalSteps, OptimizerState
+
+__all__ = ["des_loc", "moments_of", "mt_dao", "require_slow_momentum"]
+
+_FIRST, _SECOND = "exp_avg", "exp_avg_sq"
+"""Names of Adam's moments in torch."""
+
+
+def des_loc(
+    period: int = 32,
+    *,
+    first: int = 3,
+    second: int = 6,
+    first_states: Sequence[str] = (_FIRST,),
+    second_states: Sequence[str] = (_SECOND,),
+    averaging: AlgorithmLike | None = None,
+) -> LocalSteps:
+    """Average weights every `period` steps, and the optimizer's moments more rarely (DES-LOC, arXiv:2505.22549).
+
+    A moment of decay beta forgets half of what it was in ln(1/2) / ln(beta) steps, so that those that change slowly
+    need few means: 7 steps at 0.9, 693 at 0.999. With `first` and `second` 1 it is Local Adam. By name, ``relax(model,
+    optimizer, "des_loc")``, it takes the names of states from the optimizer.
+
+    Args:
+        period: Steps from one mean of weights to the next, Kx.
+        first: Means of weights to one of first moments, Ku / Kx.
+        second: Means of weights to one of second moments, Kv / Kx.
+        first_states: Names of first moments in the optimizer's state; of SGD and Muon "momentum_buffer".
+        second_states: Names of second moments.
+        averaging: An algorithm that averages changes of weights at once; exact if None. Moments are averaged exactly.
+
+    >>> [(state.name, state.period) for state in des_loc(16).states]
+    [('exp_avg', 48), ('exp_avg_sq', 96)]
+
+    """
+    named = [(name, first) for name in first_states] + [(name, second) for name in second_states]
+    states = tuple(OptimizerState(name=name, period=period * times) for name, times in named)
+    return LocalSteps(period=period, averaging=_averaging_node(averaging), states=states)
+
+
+def mt_dao(period: int = 32, *, averaging: AlgorithmLike | None = None) -> LocalSteps:
+    """Average weights and moments of `pliant.SlowAdamW` every `period` steps (MT-DAO, arXiv:2510.05361).
+
+    Its momentum of decay 0.999 still points along the common direction after a period, which a usual one has forgotten.
+
+    Args:
+        period: Steps from one mean to the next.
+        averaging: An algorithm that averages changes of weights at once; exact if None. Moments are averaged exactly.
+
+    >>> [(state.name, state.period) for state in mt_dao().states]
+    [('exp_avg', 32), ('exp_avg_sq', 32)]
+
+    """
+    return des_loc(period, first=1, second=1, averaging=averaging)
+
+
+def moments_of(optimizer: HasGroups) -> Mapping[str, Any]:
+    """Return the names under which an optimizer keeps its moments, as settings of `des_loc`.
+
+    Raises:
+        ValueError: It keeps none, such as SGD without momentum.
+
+    """
+    groups = optimizer.param_groups
+    first = [_FIRST] if any("betas" in group for group in groups) else []
+    first += ["momentum_buffer"] if any(group.get("momentum") for group in groups) else []
+    second = [_SECOND] if any("betas" in group for group in groups) else []
+    second += ["max_exp_avg_sq"] if any(group.get("amsgrad") for group in groups) else []
+    if not first:
+        raise ValueError(
+            f"des_loc averages an optimizer's moments, but {type(optimizer).__name__} keeps none in these groups; use "
+            "local_sgd, or name the states that it has, as in des_loc(first_states=('square_avg',), second_states=())."
+        )
+    return {"first_states": first, "second_states": second}
+
+
+def require_slow_momentum(optimizer: HasGroups) -> Mapping[str, Any]:
+    """Return no settings for an optimizer with a slow momentum. Raises ValueError for another."""
+    if not any("slow_weight" in group for group in optimizer.param_groups):
+        raise ValueError(
+            f"mt_dao needs pliant.SlowAdamW as its optimizer, whose momentum outlasts a period, but got "
+            f"{type(optimizer).__name__}; construct SlowAdamW(params, lr=...), or use des_loc."
+        )
+    return {}
+
+
+def _averaging_node(given: AlgorithmLike | None) -> Exchange:
+    return AllReduce() if given is None else node_of(given)

@@ -1,0 +1,124 @@
+"""Buckets of one state of the optimizer: which parameters have it, when its mean is due, and where it goes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pliant.algorithms.base import Algorithm, State
+from pliant.algorithms.executors import executor_for
+from pliant.buckets import Bucket, as_real, real_shape, spans_of
+from pliant.comm.base import Comm
+from pliant.engine.comms import Comms
+from pliant.engine.state_shapes import StateShapes
+from pliant.engine.weight_parts import WeightPart, require_finite
+from pliant.spec import OptimizerState, Timing, averaged_states
+
+__all__ = ["StatePart", "split_states"]
+
+
+@dataclass(kw_only=True)
+class StatePart:
+    """A state of the parameters of a `WeightPart`, as far as their optimizers have it."""
+
+    key: str
+    """Name under which an optimizer keeps it."""
+    period: int
+    weights: Timing
+    """Timing of the weights, in whose proportion its period is stretched."""
+    algorithm: Algorithm
+    bucket: Bucket
+    views: list[Tensor]
+    """View of each parameter's state in bucket.flat, in its own shape."""
+    comm: Comm
+    state: State
+    last: int
+    """Step of the last mean."""
+    round: int = 0
+    """Means so far."""
+
+    def due(self, step: int, lr: float) -> bool:
+        """Say whether it is averaged after this many steps."""
+        stretch = self.weights.stretch
+        stretched = int((stretch / lr) ** 2) * self.period // self.weights.period if stretch and lr > 0 else 0
+        return step - self.last >= max(self.period, stretched)
+
+    @torch.no_grad()
+    def load(self, optimizer: Optimizer, step: int) -> None:
+        """Copy the state into the bucket: zeros where a parameter has had no gradient yet, as its optimizer begins.
+
+        Raises:
+            NonFiniteGradientError: There is a NaN or an Inf in it.
+
+        """
+        for view, held in zip(self.views, self._held(optimizer), strict=True):
+            if held is None:
+                view.zero_()
+            else:
+                view.copy_(held)
+        require_finite(self.bucket, f"{self.key} of", self.comm.rank, step)
+
+    @torch.no_grad()
+    def store(self, optimizer: Optimizer) -> None:
+        """Store the mean, wherever the optimizer has begun."""
+        for view, held in zip(self.views, self._held(optimizer), strict=True):
+            if held is not None:
+                held.copy_(view)
+
+    def _held(self, optimizer: Optimizer) -> Iterator[Tensor | None]:
+        """Yield what the optimizer keeps of each parameter; None before its first step with a gradient."""
+        for span, parameter in zip(self.bucket.spans, self.bucket.weights, strict=True):
+            held = optimizer.state.get(parameter, {}).get(self.key)
+            if held is not None and held.layout != torch.strided:
+                raise ValueError(
+                    f"the plan averages {self.key!r} of the optimizer, but of {span.name} it is a sparse tensor, which "
+                    "other ranks have in other places; make the layer with sparse=False."
+                )
+            yield None if held is None else as_real(held)
+
+
+def split_states(parts: Sequence[WeightPart], shapes: StateShapes, comms: Comms, step: int) -> list[StatePart]:
+    """Return the states that are averaged beside weights, in buckets that share one buffer, one after another.
+
+    Args:
+        parts: Buckets of weights that keep step.
+        shapes: What optimizers keep of each parameter.
+        comms: Comms of the weights.
+        step: Steps made so far.
+
+    """
+    wanted = [(part, each) for part in parts for each in averaged_states(part.node)]
+    split = [_split(part, each, shapes, comms.of(each.averaging), step) for part, each in wanted]
+    made = [part for part in split if part.bucket.spans]
+    buffer = torch.empty(max((_numel(part) for part in made), default=0), device=parts[0].bucket.flat.device)
+    for part in made:
+        part.bucket.flat = buffer[: _numel(part)]
+        part.views = [part.bucket.view(span) for span in part.bucket.spans]
+        part.state = State(workspace=part.algorithm.prepare(part.bucket, part.comm))
+    return made
+
+
+def _split(part: WeightPart, wanted: OptimizerState, shapes: StateShapes, comm: Comm, step: int) -> StatePart:
+    """Return a state without buffers. Where weights are exchanged in fragments, it is due beside its own."""
+    names = [span.name for span in part.bucket.spans]
+    having = [k for k, name in enumerate(names) if wanted.name in shapes[name]]
+    spans = spans_of([names[k] for k in having], [real_shape(shapes[names[k]][wanted.name]) for k in having])
+    weights = tuple(part.bucket.weights[k] for k in having)
+    name = f"{wanted.name} of {part.bucket.name}"
+    return StatePart(
+        key=wanted.name,
+        period=wanted.period,
+        weights=part.timing,
+        algorithm=executor_for(wanted.averaging),
+        bucket=Bucket(name=name, spans=spans, weights=weights, flat=torch.empty(0)),
+        views=[],
+        comm=comm,
+        state=State(),
+        last=max(step, part.timing.until_step) - -part.offset % wanted.period,
+    )
+
+
+def _numel(part: StatePart) -> int:
+    return sum(span.numel for span in part.bucket.spans)
