@@ -15,6 +15,7 @@ CODECS = [
     c.Qsgd(bits=4, block=64),
     c.Qsgd(bits=2),
     c.Sign(block=32),
+    c.Sigma2(block=96),
     c.TopK(ratio=0.1),
     c.TopK(ratio=0.25, sampled=1),
     c.BlockTopK(ratio=0.2, block=16),

@@ -44,6 +44,19 @@ def test_kernels_equal_their_twins(numel, kind, feedback):
             assert torch.equal(fast[1], slow[1]), (decoder, add)
 
 
+@given(numel=SIZES.filter(bool), kind=KINDS, feedback=st.booleans())
+def test_sigma_kernels_equal_their_twins(numel, kind, feedback):
+    x, acc = vector(kind, numel, 1), vector("normal", numel, 3)
+    residual = vector("normal", numel, 2) if feedback and kind != "huge" else None
+    payload = torch.zeros(8 * -(-numel // 96) + -(-numel // 4), dtype=torch.uint8)
+    fast, slow = both("sigma_encode", x, residual, payload, 96, {})
+    assert all(map(torch.equal, fast, slow))
+    encoded = fast[-1]
+    for add in (True, False):
+        fast, slow = both("sigma_decode", encoded, acc, 96, {"add": add})
+        assert torch.equal(fast[1], slow[1])
+
+
 @given(numel=SIZES.filter(bool), kind=KINDS)
 def test_sign_kernels_equal_their_twins(numel, kind):
     x, acc = vector(kind, numel, 1), vector("normal", numel, 3)
@@ -176,6 +189,7 @@ def test_random_places_equal_their_twin_and_never_repeat(numel, share, seed):
     [
         ("minmax8_encode", 12, (64,), {}),
         ("sign_encode", 4, (64,), {}),
+        ("sigma_encode", 8, (64,), {}),
         ("levels_encode", 4, (64, 8, 9), {"stochastic": True}),
         ("natural_encode", 4, (64, 9), {}),
         ("fp8_encode", 4, (64,), {}),
@@ -184,7 +198,7 @@ def test_random_places_equal_their_twin_and_never_repeat(numel, share, seed):
 def test_only_blocks_that_do_not_overflow_change_the_residual(encoder, header_bytes, settings, keywords):
     x, residual = torch.randn(256), torch.randn(256)
     x[70] = residual[70] = 3e38
-    codes = 32 if encoder == "sign_encode" else 256
+    codes = {"sign_encode": 32, "sigma_encode": 64}.get(encoder, 256)
     payload = torch.zeros(4 * header_bytes + codes, dtype=torch.uint8)
     fast, slow = both(encoder, x, residual, payload, *settings, keywords)
     assert torch.equal(fast[1], slow[1])

@@ -76,6 +76,7 @@ def cases(numel):
     for feedback in (None, residual):
         yield "levels_encode", (x, feedback, payload, numel, 64, 4, 0, 5)
         yield "levels_encode", (x, feedback, payload, numel, 64, 2, 1, 5)
+        yield "sigma_encode", (x, feedback, payload, numel, 64)
         yield "natural_encode", (x, feedback, payload, numel, 64, 9)
         yield "fp8_encode", (x, feedback, payload, numel, 64)
     for name in ("minmax8", "sign"):
@@ -87,6 +88,7 @@ def cases(numel):
         yield "minmax8_decode", (coded, acc, numel, 64, add)
         yield "sign_decode", (coded, acc, numel, 64, add)
         yield "levels_decode", (coded, acc, numel, 64, 4, add)
+        yield "sigma_decode", (coded, acc, numel, 64, add)
         yield "natural_decode", (coded, acc, numel, 64, add)
         yield "fp8_decode", (coded, acc, numel, 64, add)
     k = max(1, numel // 10)

@@ -22,6 +22,7 @@ from pliant.codecs.natural import Natural
 from pliant.codecs.qsgd import Qsgd
 from pliant.codecs.randomk import RandomK
 from pliant.codecs.registry import codec_class, codec_from, spec_of
+from pliant.codecs.sigma2 import Sigma2
 from pliant.codecs.sign import Sign
 from pliant.codecs.ternary import Ternary
 from pliant.codecs.topk import TopK
@@ -40,6 +41,7 @@ __all__ = [
     "Natural",
     "Qsgd",
     "RandomK",
+    "Sigma2",
     "Sign",
     "SummableCodec",
     "Ternary",

@@ -123,6 +123,15 @@ CODECS: Mapping[str, CodecFacts] = MappingProxyType(
             header_bytes=4,
             speeds=Speeds(encode=3.1, feedback=1.5, decode=2.1, add=2.1),
         ),
+        "sigma2": CodecFacts(
+            kind="quantizer",
+            made_by="sigma2:Sigma2",
+            settings={"block": Setting(default=1024, low=32, high=4096, step=32)},
+            bits=2,
+            header_bytes=8,
+            biased=True,
+            speeds=Speeds(encode=1.9, feedback=1.2, decode=6.0, add=5.3),
+        ),
         "topk": CodecFacts(
             kind="sparsifier",
             made_by="topk:TopK",

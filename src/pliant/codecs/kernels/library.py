@@ -18,6 +18,8 @@ _SIGNATURES = {
     "sign_encode": (None, _P, _P, _N, _N),
     "sign_encode_feedback": (None, _P, _P, _P, _N, _N),
     "sign_decode": (None, _P, _P, _N, _N, _I),
+    "sigma_encode": (None, _P, _P, _P, _N, _N),
+    "sigma_decode": (None, _P, _P, _N, _N, _I),
     "levels_encode": (None, _P, _P, _P, _N, _N, _I, _I, _U),
     "levels_decode": (None, _P, _P, _N, _N, _I, _I),
     "topk_encode": (None, _P, _P, _P, _N, _N, _N),

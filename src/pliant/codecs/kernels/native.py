@@ -45,6 +45,8 @@ __all__ = [
     "randomk_clear",
     "randomk_gather",
     "scale",
+    "sigma_decode",
+    "sigma_encode",
     "sign_decode",
     "sign_encode",
     "subtract_ratios",
@@ -73,6 +75,14 @@ def sign_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int)
 
 def sign_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
     library().sign_decode(payload.data_ptr(), acc.data_ptr(), acc.numel(), block, add)
+
+
+def sigma_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int) -> None:
+    library().sigma_encode(x.data_ptr(), pointer(residual), payload.data_ptr(), x.numel(), block)
+
+
+def sigma_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
+    library().sigma_decode(payload.data_ptr(), acc.data_ptr(), acc.numel(), block, add)
 
 
 def levels_encode(

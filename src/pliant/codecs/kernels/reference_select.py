@@ -2,7 +2,8 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+
+from pliant.codecs.kernels.reference_blocks import in_blocks
 
 __all__ = [
     "add_at",
@@ -30,11 +31,6 @@ def random_bits(seed: int | Tensor, index: Tensor) -> Tensor:
     h = ((h ^ (h >> 16)) * 0x85EBCA6B) & _MASK
     h = ((h ^ (h >> 13)) * 0xC2B2AE35) & _MASK
     return h ^ (h >> 16)
-
-
-def _blocks(x: Tensor, block: int, fill: float) -> Tensor:
-    """Return x as (num_blocks, block), the last one filled up."""
-    return pad(x, (0, -x.numel() % block), value=fill).view(-1, block)
 
 
 def topk_encode(x: Tensor, indices: Tensor, values: Tensor, stride: int) -> None:
@@ -79,7 +75,7 @@ def _clear(x: Tensor, places: Tensor) -> None:
 
 
 def block_rms(x: Tensor, rms: Tensor, block: int) -> None:
-    rms.copy_(_blocks(x, block, 0.0).double().square().mean(1).sqrt())
+    rms.copy_(in_blocks(x, block, 0.0).double().square().mean(1).sqrt())
 
 
 def _elements(indices: Tensor, numel: int, block: int) -> tuple[Tensor, Tensor]:
@@ -89,7 +85,7 @@ def _elements(indices: Tensor, numel: int, block: int) -> tuple[Tensor, Tensor]:
 
 
 def blocks_gather(x: Tensor, indices: Tensor, values: Tensor, block: int) -> None:
-    values.view(-1, block).copy_(_blocks(x, block, 0.0)[indices.long()])
+    values.view(-1, block).copy_(in_blocks(x, block, 0.0)[indices.long()])
 
 
 def blocks_add(acc: Tensor, indices: Tensor, values: Tensor, block: int) -> None:

@@ -41,6 +41,7 @@ from pliant.codecs.kernels.triton.levels import levels_decode, levels_encode, le
 from pliant.codecs.kernels.triton.lowrank import low_rank_split, orthogonalize
 from pliant.codecs.kernels.triton.minmax8 import minmax8_decode, minmax8_encode, minmax8_mean
 from pliant.codecs.kernels.triton.select import add_at, clear_at, topk_encode
+from pliant.codecs.kernels.triton.sigma import sigma_decode, sigma_encode, sigma_mean
 from pliant.codecs.kernels.triton.sign import sign_decode, sign_encode, sign_mean
 
 __all__ = [
@@ -81,6 +82,9 @@ __all__ = [
     "randomk_gather",
     "scale",
     "scale_and_mark",
+    "sigma_decode",
+    "sigma_encode",
+    "sigma_mean",
     "sign_decode",
     "sign_encode",
     "sign_mean",
