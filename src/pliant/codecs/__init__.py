@@ -4,7 +4,7 @@ from pliant.codecs.base import Codec, FusedFeedback, FusedOwner, SummableCodec
 from pliant.codecs.blocktopk import BlockTopK
 from pliant.codecs.cast import Bf16, Fp8, Fp16
 from pliant.codecs.dct import Dct
-from pliant.codecs.feedback import encode_feedback
+from pliant.codecs.feedback import decay_residual, encode_feedback
 from pliant.codecs.finite import (
     all_finite,
     content_hash,
@@ -50,6 +50,7 @@ __all__ = [
     "codec_class",
     "codec_from",
     "content_hash",
+    "decay_residual",
     "encode_feedback",
     "finite_flag",
     "first_nonfinite",

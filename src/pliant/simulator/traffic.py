@@ -187,7 +187,8 @@ def _coded_gossip(node: CodedGossip, batch: BucketBatch, topology: Topology, tur
 
 
 def _coded_sum(node: ScatterGather, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
-    return ExchangeTraffic(task=tuple(coded_sum_rounds(node, batch, topology)))
+    fades = [work(passes(batch, 1))] if node.decay < 1 else []
+    return ExchangeTraffic(task=(*fades, *coded_sum_rounds(node, batch, topology)))
 
 
 def _momentum(node: CompressedMomentum, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:

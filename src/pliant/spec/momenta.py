@@ -52,9 +52,10 @@ class CompressedMomentum(Exchange):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
-            self.averaging.feedback == "both",
+            self.averaging.feedback == "both" and self.averaging.decay == 1,
             "CompressedMomentum",
-            f"averaging must have feedback 'both', got {self.averaging.feedback!r}.",
+            f"averaging must have feedback 'both' that does not fade, got feedback {self.averaging.feedback!r} and "
+            f"decay {self.averaging.decay:g}.",
         )
 
     @property

@@ -24,18 +24,16 @@ def _mean_of(sums, count, most, unit):
 @triton.jit
 def _quantize(v, inside, i, seed, BITS: tl.constexpr):
     bits = tl.max(magnitude_of(v), 1)
-    unit = tl.where(bits >= _HUGE_BITS, 0.000244140625, 1.0)
-    a, most = tl.abs(v) * unit[:, None], as_float(bits) * unit
+    unit, finite = tl.where(bits >= _HUGE_BITS, 0.000244140625, 1.0), bits < INFINITE_BITS
+    v, most = v * unit[:, None], as_float(bits) * unit
     lengths = tl.sum(inside.to(tl.int32), 1)
-    limit = tl.div_rn(lane_sums(a * a), tl.maximum(lengths, 1).to(tl.float32)) * _LIMIT
-    outside = a * a > limit[:, None]
-    count = tl.sum(outside.to(tl.int32), 1)
-    inner = _mean_of(lane_sums(tl.where(outside, 0.0, a)), lengths - count, most, unit)
-    outer = _mean_of(lane_sums(tl.where(outside, a, 0.0)), count, most, unit)
-    finite = bits < INFINITE_BITS
+    limit = tl.div_rn(lane_sums(v * v), tl.maximum(lengths, 1).to(tl.float32)) * _LIMIT
+    outside = (v * v > limit[:, None]).to(tl.int32)
+    codes = tl.where(finite[:, None], (outside << 1) | (bits_of(v) < 0).to(tl.int32), 0)
+    count = tl.sum(outside, 1)
+    inner = _mean_of(lane_sums(tl.where(outside > 0, 0.0, tl.abs(v))), lengths - count, most, unit)
+    outer = _mean_of(lane_sums(tl.where(outside > 0, tl.abs(v), 0.0)), count, most, unit)
     inner, outer = tl.where(finite, inner, float("nan")), tl.where(finite, outer, float("nan"))
-    codes = (outside.to(tl.int32) << 1) | (bits_of(v) < 0).to(tl.int32)
-    codes = tl.where(finite[:, None], codes, 0)
     return codes, inner, outer, outer, _dequantize(codes, inner[:, None], outer[:, None], outer, BITS)
 
 
