@@ -1,6 +1,7 @@
 """The C kernels against their twins in torch: equal to the bit."""
 
 import importlib
+import math
 
 import numpy as np
 import pytest
@@ -88,6 +89,32 @@ def test_selection_equals_its_twin(numel, kind, share, stride, bad):
     if stride == 1:
         kept = np.sort(np.abs(fast[2].numpy()))
         np.testing.assert_array_equal(kept, np.sort(np.sort(np.abs(x.numpy()))[-k:]))
+
+
+@given(
+    numel=st.integers(1, 3000),
+    kind=KINDS,
+    block=st.sampled_from([1, 7, 64, 1000, 4096]),
+    share=st.floats(0.001, 1.0),
+    bad=st.booleans(),
+)
+def test_the_selection_in_chunks_equals_its_twin(numel, kind, block, share, bad):
+    x = vector(kind, numel, 4)
+    if bad:
+        x[numel // 2] = torch.nan
+    kept, last = math.ceil(share * block), math.ceil(share * (numel % block))
+    slots = torch.zeros(numel // block * kept + last, dtype=torch.int32), torch.zeros(numel // block * kept + last)
+    fast, slow = both("chunks_encode", x, *slots, block, kept, {})
+    assert torch.equal(fast[1], slow[1])
+    assert torch.equal(fast[2].nan_to_num(), slow[2].nan_to_num())
+    for start in range(0, numel, block):
+        chunk = x[start : start + block]
+        own = fast[2][(fast[1] >= start) & (fast[1] < start + block)]
+        all_bits, own_bits = (
+            part.view(torch.int32).bitwise_and(0x7FFFFFFF).sort(descending=True).values for part in (chunk, own)
+        )
+        assert torch.equal(own_bits, all_bits[: len(own)])
+        assert len(own) == (kept if len(chunk) == block else last)
 
 
 @given(numel=SIZES.filter(bool), kind=KINDS, feedback=st.booleans(), bad=st.booleans())

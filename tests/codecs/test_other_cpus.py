@@ -94,6 +94,8 @@ def cases(numel):
     k = max(1, numel // 10)
     places, values = np.sort(draw.permutation(numel)[:k]).astype(np.int32), draw.standard_normal(k).astype(np.float32)
     yield "topk_encode", (x, np.zeros(k, np.int32), np.zeros(k, np.float32), numel, k, 1)
+    share = np.zeros(numel // 64 * 4 + min(numel % 64, 4), np.int32)
+    yield "chunks_encode", (x, share, np.zeros(len(share), np.float32), numel, len(share), 64, 4)
     yield "add_at", (acc, numel, places, values, k)
     yield "clear_at", (acc, numel, places, k)
     yield "block_rms", (residual, np.zeros(blocks, np.float32), numel, 64)

@@ -26,7 +26,7 @@ PLANS = {
     "local_sgd": pliant.local_sgd(3),
     "diloco": pliant.diloco(4, averaging=pliant.int4()),
     "streaming_diloco": pliant.streaming_diloco(6, fragments=3, delay_steps=2),
-    "sparse_loco": pliant.sparse_loco(3, ratio=0.2),
+    "sparse_loco": pliant.sparse_loco(3, averaging=pliant.topk(0.2)),
     "async_average": pliant.async_average(),
 }
 SIZE = 4

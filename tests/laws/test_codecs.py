@@ -82,8 +82,8 @@ def test_nothing_is_nothing(codec):
 @rows
 @given(numel=SIZES)
 def test_parts_cut_at_the_granularity_are_coded_alone(codec, numel):
-    if codec.name in ("topk", "blocktopk", "randomk") or codec.unbiased:
-        return  # a choice among all elements, or random numbers by place, depend on the whole on purpose
+    if codec.name in ("topk", "blocktopk", "randomk", "chunktopk") or codec.unbiased:
+        return  # a choice among all elements, random numbers by place, or values in one codec depend on the whole
     x = vector("normal", numel, 5)
     cut = numel // 2 // codec.granularity * codec.granularity
     whole = decode(codec, encode(codec, x), numel)
@@ -104,6 +104,8 @@ def test_unbiased_or_contractive(codec):
         assert error < 1
         if codec.name == "dct":
             assert error <= 1 - codec.ratio
+        if codec.name == "sigma2":  # the least of four levels for normal numbers is 0.1175, of two 0.363
+            assert error < 0.125
         if codec.name in ("topk", "blocktopk"):
             assert error <= 1 - codec.ratio * 0.9
 

@@ -77,7 +77,7 @@ def test_messages_grow_no_faster_than_they_must():
     assert [few(n) for n in (4, 16, 64, 256, 1024, 4096)] == [3, 15, 14, 30, 28, 28]
 
 
-SHORT = {"sparse_loco": "sparse_loco(ratio=0.01)"}
+SHORT = {"sparse_loco": "sparse_loco(averaging=topk(0.01))"}
 """Row -> settings with which its payloads are short, if its own are not."""
 COUNTED = ("powersgd", "bf16", "int4", "topk", "sharded_optimizer", "choco")
 

@@ -24,6 +24,7 @@ __all__ = [
     "bf16",
     "blocktopk",
     "bytegrad",
+    "chunktopk",
     "decoupled_momentum",
     "fp16",
     "int4",
@@ -166,6 +167,20 @@ def blocktopk(ratio: float = 0.01, *, block: int = 128, momentum: float = 0.0, r
     """
     codec = CodecSpec(name="blocktopk", settings={"ratio": ratio, "block": block})
     return AllGather(codec=codec, momentum=momentum, ramp_steps=ramp_steps)
+
+
+def chunktopk(
+    ratio: float = 1 / 64, *, block: int = 4096, bits: int = 2, decay: float = 1.0, ramp_steps: int = 0
+) -> AllGather:
+    """Send the `ratio` largest elements of each chunk of `block`, in 2, 8 or 16 bits, with error feedback.
+
+    The coding of SparseLoCo (Sarfi et al., arXiv:2508.15706), whose `decay` is 0.95. Details: `ChunkTopK`.
+
+    >>> str(chunktopk(decay=0.95))
+    'AllGather(codec=chunktopk, decay=0.95)'
+    """
+    codec = CodecSpec(name="chunktopk", settings={"ratio": ratio, "block": block, "bits": bits})
+    return AllGather(codec=codec, decay=decay, ramp_steps=ramp_steps)
 
 
 def randomk(ratio: float = 0.01, *, schedule: ScheduleLike = "ring") -> AllReduce:

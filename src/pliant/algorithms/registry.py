@@ -93,7 +93,7 @@ def is_adaptive(optimizer: HasGroups) -> bool:
 ALGORITHMS: Mapping[str, Row] = MappingProxyType(
     {
         **_rows("gradients", "allreduce", "bf16", "fp16", "bytegrad", "qsgd", "terngrad", "natural", "int4", "onebit"),
-        **_rows("gradients", "sigma2"),
+        **_rows("gradients", "sigma2", "chunktopk"),
         **_rows("gradients", "onebit_adam", from_optimizer=_onebit_adam),
         **_rows("gradients", "powersgd", "topk", "blocktopk", "randomk"),
         **_rows("gradients", "decoupled_momentum", aliases=("demo",)),

@@ -1,6 +1,6 @@
 """Functions for algorithms that exchange weights between steps: each returns a node of a plan. No torch here."""
 
-from pliant.algorithms.gradients import int4, topk
+from pliant.algorithms.gradients import chunktopk, int4
 from pliant.algorithms.inputs import AlgorithmLike, CodecLike, as_codec_spec, node_of
 from pliant.spec import After, AllReduce, CodecSpec, CodedGossip, Exchange, Gossip, Graph, LocalSteps, Outer
 
@@ -141,25 +141,33 @@ def diloco(
     return LocalSteps(period=period, averaging=_averaging_node(averaging), outer=outer)
 
 
-def streaming_diloco(period: int = 32, *, fragments: int = 4, delay_steps: int = 2) -> LocalSteps:
+def streaming_diloco(
+    period: int = 32, *, fragments: int = 4, delay_steps: int = 2, averaging: AlgorithmLike | None = None
+) -> LocalSteps:
     """Exchange DiLoCo's changes in fragments, in 4 bits, beside the training (Streaming DiLoCo, arXiv:2501.18512).
+
+    `averaging` is any algorithm that averages changes at once, such as ``sigma2(decay=0.9)``; `int4` if None.
 
     >>> streaming_diloco(fragments=2).fragments
     2
     """
     outer = Outer(lr=0.7, momentum=0.9)
-    return LocalSteps(period=period, averaging=int4(), outer=outer, fragments=fragments, delay_steps=delay_steps)
+    averaging = node_of(averaging or int4())
+    return LocalSteps(period=period, averaging=averaging, outer=outer, fragments=fragments, delay_steps=delay_steps)
 
 
-def sparse_loco(period: int = 16, *, ratio: float = 0.03) -> LocalSteps:
-    """Exchange the `ratio` largest changes of `period` local steps, with error feedback and no outer momentum.
+def sparse_loco(period: int = 30, *, outer_lr: float = 1.0, averaging: AlgorithmLike | None = None) -> LocalSteps:
+    """Exchange the largest changes of `period` local steps, in 2 bits, with feedback that fades and no outer momentum.
 
-    SparseLoCo (Sarfi et al., arXiv:2508.15706).
+    SparseLoCo (Sarfi et al., arXiv:2508.15706): what was not sent stands for the momentum. `averaging` is
+    ``chunktopk(1/64, decay=0.95)`` if None: 64 of each 4096 elements; the paper has 32 to 128, and periods from 15 on.
+    Elements in full, without decay, are ``averaging=topk(0.03)``.
 
     >>> str(sparse_loco())
-    'LocalSteps(period=16, averaging=AllGather(codec=topk(ratio=0.03)))'
+    'LocalSteps(period=30, averaging=AllGather(codec=chunktopk, decay=0.95))'
     """
-    return LocalSteps(period=period, averaging=topk(ratio))
+    averaging = node_of(averaging or chunktopk(decay=0.95))
+    return LocalSteps(period=period, averaging=averaging, outer=Outer(lr=outer_lr))
 
 
 def _averaging_node(given: AlgorithmLike | None) -> Exchange:

@@ -3,6 +3,7 @@
 from pliant.codecs.base import Codec, FusedFeedback, FusedOwner, SummableCodec
 from pliant.codecs.blocktopk import BlockTopK
 from pliant.codecs.cast import Bf16, Fp8, Fp16
+from pliant.codecs.chunktopk import ChunkTopK
 from pliant.codecs.dct import Dct
 from pliant.codecs.feedback import decay_residual, encode_feedback
 from pliant.codecs.finite import (
@@ -30,6 +31,7 @@ from pliant.codecs.topk import TopK
 __all__ = [
     "Bf16",
     "BlockTopK",
+    "ChunkTopK",
     "Codec",
     "Dct",
     "Fp8",

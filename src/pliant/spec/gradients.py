@@ -106,6 +106,12 @@ class AllGather(Exchange):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_codec(self.codec, "AllGather", "sparsifier")
+        require(
+            not self.momentum or not self.codec.facts.value_codecs,
+            "AllGather",
+            f"momentum must be 0 with {self.codec.name}, whose values are rounded, so that nobody knows what of the "
+            f"momentum was sent, got {self.momentum:g}; use topk or blocktopk.",
+        )
 
     @property
     def error_feedback(self) -> Feedback:

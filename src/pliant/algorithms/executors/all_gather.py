@@ -11,7 +11,7 @@ from pliant.accelerator import is_accelerator
 from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.algorithms.executors.ratio_state import check_single_momentum, ramp_ratio
 from pliant.buckets import Bucket
-from pliant.codecs import BlockTopK, TopK, all_finite, codec_from, finite_flag, keep_unless
+from pliant.codecs import BlockTopK, ChunkTopK, TopK, all_finite, codec_from, finite_flag, keep_unless
 from pliant.collectives.sparse import SparseAverage
 from pliant.comm.base import Comm
 from pliant.spec import AllGather
@@ -54,7 +54,7 @@ class AllGatherExecutor:
         exchange = state.workspace.get(ratio)
         if exchange is None:
             state.workspace.clear()
-            codec = replace(cast(TopK | BlockTopK, codec_from(self.node.codec)), ratio=ratio)
+            codec = replace(cast(TopK | BlockTopK | ChunkTopK, codec_from(self.node.codec)), ratio=ratio)
             exchange = state.workspace[ratio] = SparseAverage(codec, bucket.numel, comm, bucket.flat.device)
         g, v, decay = bucket.flat, state.flat["residual"], self.node.decay
         if is_accelerator(g.device):

@@ -23,6 +23,7 @@ _SIGNATURES = {
     "levels_encode": (None, _P, _P, _P, _N, _N, _I, _I, _U),
     "levels_decode": (None, _P, _P, _N, _N, _I, _I),
     "topk_encode": (None, _P, _P, _P, _N, _N, _N),
+    "chunks_encode": (None, _P, _P, _P, _N, _N, _N, _N),
     "natural_encode": (None, _P, _P, _P, _N, _N, _U),
     "natural_decode": (None, _P, _P, _N, _N, _I),
     "fp8_encode": (None, _P, _P, _P, _N, _N),

@@ -26,6 +26,7 @@ __all__ = [
     "by_owner",
     "cast_decode",
     "cast_encode",
+    "chunks_encode",
     "clear_at",
     "distinct_keys",
     "fp8_decode",
@@ -99,6 +100,11 @@ def levels_decode(payload: Tensor, acc: Tensor, block: int, bits: int, *, add: b
 
 def topk_encode(x: Tensor, indices: Tensor, values: Tensor, stride: int) -> None:
     library().topk_encode(x.data_ptr(), indices.data_ptr(), values.data_ptr(), x.numel(), indices.numel(), stride)
+
+
+def chunks_encode(x: Tensor, places: Tensor, values: Tensor, block: int, kept: int) -> None:
+    pointers = x.data_ptr(), places.data_ptr(), values.data_ptr()
+    library().chunks_encode(*pointers, x.numel(), places.numel(), block, kept)
 
 
 def natural_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int, seed: int) -> None:

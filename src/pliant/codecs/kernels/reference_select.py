@@ -11,6 +11,7 @@ __all__ = [
     "blocks_add",
     "blocks_clear",
     "blocks_gather",
+    "chunks_encode",
     "clear_at",
     "random_bits",
     "randomk_add",
@@ -44,6 +45,19 @@ def topk_encode(x: Tensor, indices: Tensor, values: Tensor, stride: int) -> None
         chosen = _first_reaching(magnitude, least, k)
     indices.copy_(chosen)
     values.copy_(torch.where(chosen >= 0, x[chosen.clamp(min=0)], 0.0))
+
+
+def chunks_encode(x: Tensor, places: Tensor, values: Tensor, block: int, kept: int) -> None:
+    """Write the places of the `kept` largest |x| of each chunk, ascending, and their values; see select.c."""
+    magnitude, whole = x.view(torch.int32) & 0x7FFFFFFF, x.numel() // block
+    num = whole * kept
+    for first, end, chosen in ((0, whole * block, places[:num]), (whole * block, x.numel(), places[num:])):
+        if chosen.numel():
+            rows = magnitude[first:end].view(-1, min(block, end - first))
+            order = torch.sort(rows, dim=1, descending=True, stable=True).indices[:, : chosen.numel() // len(rows)]
+            starts = torch.arange(first, end, rows.shape[1], device=x.device)
+            chosen.copy_((order.sort(1).values + starts[:, None]).view(-1))
+    values.copy_(x.index_select(0, places))
 
 
 def _first_reaching(magnitude: Tensor, least: Tensor, k: int) -> Tensor:

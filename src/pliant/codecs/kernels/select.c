@@ -111,6 +111,45 @@ EXPORT void topk_encode(const float *x, int32_t *indices, float *values, int64_t
     }
 }
 
+// How many of n magnitudes are at least `least`.
+DISPATCHED int32_t count_from(const float *x, int64_t n, uint32_t least) {
+    int32_t count = 0;
+    for (int64_t i = 0; i < n; i++) count += magnitude(x[i]) >= least;
+    return count;
+}
+
+// The k largest of each chunk, k' of a last one that is shorter: places in ascending order, and values. The threshold
+// is found bit by bit; where exactly k reach it, the lower bits do not matter.
+EXPORT void chunks_encode(const float *x, int32_t *indices, float *values, int64_t n, int64_t count, int64_t block,
+                          int64_t k) {
+    int64_t found = 0;
+    for (int64_t first = 0; first < n; first += block) {
+        int64_t m = n - first < block ? n - first : block, end = found + k < count ? found + k : count;
+        int32_t wanted = (int32_t)(end - found), reached = (int32_t)m;
+        uint32_t least = 0;
+        for (uint32_t bit = 1u << 30; bit && reached != wanted; bit >>= 1) {
+            int32_t with = count_from(x + first, m, least | bit);
+            if (with >= wanted) {
+                least |= bit;
+                reached = with;
+            }
+        }
+        int32_t ties = wanted - count_from(x + first, m, least + 1);
+        for (int64_t i = 0; i < m && found < end; i += 16) {
+            int64_t stop = i + 16 < m ? i + 16 : m;
+            uint32_t most = 0;
+            for (int64_t j = i; j < stop; j++) most = magnitude(x[first + j]) > most ? magnitude(x[first + j]) : most;
+            if (most < least) continue;
+            for (int64_t j = i; j < stop; j++) {
+                uint32_t a = magnitude(x[first + j]);
+                if (a < least || (a == least && ties-- <= 0)) continue;
+                indices[found] = (int32_t)(first + j);
+                values[found++] = x[first + j];
+            }
+        }
+    }
+}
+
 // Payloads come from other ranks: places outside of the vector are not touched but counted, and the caller raises.
 EXPORT int64_t add_at(float *acc, int64_t n, const int32_t *indices, const float *values, int64_t k) {
     int64_t strays = 0;
