@@ -92,6 +92,7 @@ GIVEN = {
     "streaming_diloco": p.streaming_diloco(6, fragments=3, delay_steps=2),
     "sparse_loco": p.sparse_loco(3, averaging=p.chunktopk(0.1, block=16, decay=0.95)),
     "sparse_loco-whole": p.sparse_loco(3, averaging=p.topk(0.2)),
+    "pulse_loco": p.pulse_loco(3),
     "bounded_staleness": p.bounded_staleness(0),
     "stale-free": p.bounded_staleness(2),
     "stale-coded": p.bounded_staleness(0, codec=c.Sign()),
@@ -109,6 +110,7 @@ BETWEEN_STEPS = {name: node for name, node in ROWS.items() if node.weights_may_d
 
 VARIANTS = {
     *("fp16", "qsgd", "qsgd4", "terngrad", "natural", "int4", "worker-only", "powersgd2", "blocktopk", "demo-mean"),
+    *("sigma2", "topk-fading", "sparse_loco-whole"),
     *("tasc", "tasc-dgc", "tasc-rows", "tasc-fresh", "tasc-float", "tasc-leader", "tasc-difference"),
     *("every-exact", "owner-qsgd", "late-onebit", "late-ahead", "topk-dynamic"),
     *("gossip-matching", "dcd", "local_sgd-delayed", "stale-free"),

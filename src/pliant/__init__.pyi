@@ -87,6 +87,7 @@ from .algorithms.weights import (
     gossip as gossip,
     local_sgd as local_sgd,
     post_local_sgd as post_local_sgd,
+    pulse_loco as pulse_loco,
     sparse_loco as sparse_loco,
     streaming_diloco as streaming_diloco,
 )

@@ -30,6 +30,7 @@ from pliant.spec.ranges import Range
 NEEDED = {
     "ScatterGather": {"codec": CodecSpec(name="int4")},
     "AllGather": {"codec": CodecSpec(name="topk")},
+    "VisibleChanges": {"assumed_density": 0.1},
     "Custom": {"name": "mine", "exchanges": "weights"},
     "CompressedMomentum": {"beta": 0.9, "warmup_steps": 1},
     "Every": {"steps": 2, "inner": AllReduce()},
@@ -45,7 +46,10 @@ NEEDED = {
     "CurvatureSpec": {"max_interval": 1 << 20},
 }
 """Fields that a record must have, or with which the bounds of another one stand."""
-BESIDE = {"staleness": {"Gossip": {"pace": "free"}, "CodedGossip": {"pace": "free", "gamma": 0.5}}}
+BESIDE = {
+    "staleness": {"Gossip": {"pace": "free"}, "CodedGossip": {"pace": "free", "gamma": 0.5}},
+    "decay": {"ScatterGather": {"feedback": "worker"}},
+}
 """Field -> record -> what its bounds need beside those, and other fields do not."""
 RECORDS = [*NODES.values()]
 RECORDS += [Outer, Placement, Target, Selection, CurvatureSpec, ReduceScatter]

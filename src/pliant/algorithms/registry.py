@@ -107,7 +107,7 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
         **_rows("owners", "bounded_staleness", aliases=("stale",)),
         **_rows("combinators", "delayed", aliases=("late",), from_optimizer=_momentum),
         **_rows("weights", "gossip", "choco", "dcd", "local_sgd", "diloco", "streaming_diloco", "sparse_loco"),
-        **_rows("weights", "async_average"),
+        **_rows("weights", "async_average", "pulse_loco"),
         **_rows("weights", "post_local_sgd", example="post_local_sgd(warmup_steps=100)"),
         **_rows("sharding", "sharded", example="sharded(gradients=int4, weights=differences(int4))"),
         **_rows("combinators", "every", example="every(2, qsgd)"),

@@ -2,7 +2,7 @@
 
 from pliant.algorithms.gradients import chunktopk, int4
 from pliant.algorithms.inputs import AlgorithmLike, CodecLike, as_codec_spec, node_of
-from pliant.spec import After, AllReduce, CodecSpec, CodedGossip, Exchange, Gossip, Graph, LocalSteps, Outer
+from pliant.spec import After, AllReduce, CodecSpec, CodedGossip, Exchange, Gossip, Graph, LocalSteps, Outer, VisibleChanges
 
 __all__ = [
     "async_average",
@@ -12,6 +12,7 @@ __all__ = [
     "gossip",
     "local_sgd",
     "post_local_sgd",
+    "pulse_loco",
     "sparse_loco",
     "streaming_diloco",
 ]
@@ -168,6 +169,21 @@ def sparse_loco(period: int = 30, *, outer_lr: float = 1.0, averaging: Algorithm
     """
     averaging = node_of(averaging or chunktopk(decay=0.95))
     return LocalSteps(period=period, averaging=averaging, outer=Outer(lr=outer_lr))
+
+
+def pulse_loco(
+    period: int = 8, *, assumed_density: float = 0.03, outer_lr: float = 0.7, outer_momentum: float = 0.9
+) -> LocalSteps:
+    """Exchange what the next pass in bfloat16 sees of the change of `period` local steps, with an outer optimizer.
+
+    PULSELoCo (arXiv:2602.03839), for small rates, as of reinforcement learning. How much is sent depends on the
+    training; predictions take it to be `assumed_density` of the elements. Details: `VisibleChangesExecutor`.
+
+    >>> str(pulse_loco().averaging)
+    'VisibleChanges(assumed_density=0.03)'
+    """
+    averaging = VisibleChanges(assumed_density=assumed_density)
+    return LocalSteps(period=period, averaging=averaging, outer=Outer(lr=outer_lr, momentum=outer_momentum))
 
 
 def _averaging_node(given: AlgorithmLike | None) -> Exchange:

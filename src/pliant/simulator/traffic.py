@@ -21,6 +21,7 @@ from pliant.simulator.rounds import (
 from pliant.simulator.scheduled import by_schedule
 from pliant.simulator.scheduled_codes import coded_sum_rounds
 from pliant.simulator.sharded import among_replicas, exchanged, shard_traffic, shards_of
+from pliant.simulator.visible import visible_rounds
 from pliant.spec import (
     After,
     AllGather,
@@ -45,6 +46,7 @@ from pliant.spec import (
     Sharded,
     ShardedOptimizer,
     Topology,
+    VisibleChanges,
 )
 
 __all__ = ["TRAFFIC", "ExchangeTraffic", "Moves", "inside_groups", "num_turns", "traffic_beside_shards", "traffic_of"]
@@ -251,6 +253,7 @@ TRAFFIC: Mapping[type[Exchange], Callable[[Any, BucketBatch, Topology, int], Exc
     BlockSparse: _block_sparse,
     LowRank: _scheduled(low_rank_rounds),
     DecoupledMomentum: _among_all(all_gather_rounds),
+    VisibleChanges: _among_all(visible_rounds),
     CompressedMomentum: _momentum,
     ShardedOptimizer: _among_all(owner_rounds),
     ParameterServer: _among_all(owner_rounds),

@@ -26,6 +26,7 @@ from pliant.spec.sharded import ReduceScatter, Residual, Sharded, WeightGather
 from pliant.spec.target import Target
 from pliant.spec.timeline import Event, Timeline
 from pliant.spec.topology import Host, Link, Rack, Topology
+from pliant.spec.visible import VisibleChanges
 from pliant.spec.weights import CodedGossip, Gossip, LocalSteps, Outer
 from pliant.spec.workload import TensorSpec, Workload
 
@@ -84,6 +85,7 @@ __all__ = [
     "Timing",
     "Topology",
     "ValueBits",
+    "VisibleChanges",
     "WeightGather",
     "Workload",
     "canonical_hash",

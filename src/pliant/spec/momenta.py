@@ -52,10 +52,14 @@ class CompressedMomentum(Exchange):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
-            self.averaging.feedback == "both" and self.averaging.decay == 1,
+            self.averaging.feedback == "both",
             "CompressedMomentum",
-            f"averaging must have feedback 'both' that does not fade, got feedback {self.averaging.feedback!r} and "
-            f"decay {self.averaging.decay:g}.",
+            f"averaging must have feedback 'both', got {self.averaging.feedback!r}.",
+        )
+        require(
+            self.averaging.decay == 1,
+            "CompressedMomentum",
+            f"averaging must have decay 1, since what fades of a momentum's errors is lost, got {self.averaging.decay:g}.",
         )
 
     @property

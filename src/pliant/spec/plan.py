@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, get_args
 
-from pliant.spec.exchange import Exchange
+from pliant.spec.exchange import Exchange, require
 from pliant.spec.files import canonical_hash
 from pliant.spec.format1 import FlatChoice, exchange_of
 from pliant.spec.gradients import AllReduce
@@ -63,6 +63,7 @@ class Rule:
                 f"invalid Rule: exchange must be a node of a plan, got {self.exchange!r}; give one such as "
                 "pliant.qsgd(), or the `node` of an algorithm of your own."
             )
+        require(not self.exchange.needs_anchor, "Rule", self.exchange.anchor_sentence)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,6 @@ class ScatterGatherExecutor:
         self, bucket: Bucket, state: State, comm: Comm, context: StepContext, *, prescaled: bool = False
     ) -> Generator[None]:
         """Scatter; reduce, and send what is gathered; take it."""
-        residual = state.flat.get("residual")
-        if residual is not None and self.node.decay < 1:
-            decay_residual(residual, bucket.flat, self.node.decay)
-        yield from state.workspace.stages(bucket.flat, context.seed, residual)
+        if self.node.decay < 1:
+            decay_residual(state.flat["residual"], bucket.flat, self.node.decay)
+        yield from state.workspace.stages(bucket.flat, context.seed, state.flat.get("residual"))

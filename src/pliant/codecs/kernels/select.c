@@ -33,15 +33,19 @@ static uint32_t kth_magnitude(const float *x, int64_t n, int64_t stride, int64_t
     return high << 15 | low;
 }
 
+INLINE uint32_t most_of_16(const float *x) {
+    uint32_t most = 0;
+    for (int j = 0; j < 16; j++) most = magnitude(x[j]) > most ? magnitude(x[j]) : most;
+    return most;
+}
+
 // Writes up to `room` places with |x| bits of at least `least`, in ascending order, and their values.
 // Returns how many were written; most groups of 16 hold none and are passed over at once.
 DISPATCHED int64_t collect_from(const float *x, int64_t n, uint32_t least, int32_t *indices, float *values,
                                 int64_t room) {
     int64_t found = 0, i = 0;
     for (; i + 16 <= n && found + 16 <= room; i += 16) {
-        uint32_t most = 0;
-        for (int j = 0; j < 16; j++) most = magnitude(x[i + j]) > most ? magnitude(x[i + j]) : most;
-        if (most < least) continue;
+        if (most_of_16(x + i) < least) continue;
         for (int j = 0; j < 16; j++) {  // without branches: written always, counted if large
             indices[found] = (int32_t)(i + j);
             values[found] = x[i + j];
@@ -111,41 +115,36 @@ EXPORT void topk_encode(const float *x, int32_t *indices, float *values, int64_t
     }
 }
 
-// How many of n magnitudes are at least `least`.
-DISPATCHED int32_t count_from(const float *x, int64_t n, uint32_t least) {
+// How many of n magnitudes are at least `least`; both are below 2^31, and signed numbers compare faster.
+INLINE int32_t count_from(const float *x, int64_t n, uint32_t least) {
     int32_t count = 0;
-    for (int64_t i = 0; i < n; i++) count += magnitude(x[i]) >= least;
+    for (int64_t i = 0; i < n; i++) count += (int32_t)magnitude(x[i]) >= (int32_t)least;
     return count;
 }
 
-// The k largest of each chunk, k' of a last one that is shorter: places in ascending order, and values. The threshold
+// The k largest of each chunk, fewer of a last one that is shorter: places in ascending order, and values. The threshold
 // is found bit by bit; where exactly k reach it, the lower bits do not matter.
-EXPORT void chunks_encode(const float *x, int32_t *indices, float *values, int64_t n, int64_t count, int64_t block,
-                          int64_t k) {
+DISPATCHED void chunks_encode(const float *x, int32_t *indices, float *values, int64_t n, int64_t count, int64_t block,
+                              int64_t k) {
     int64_t found = 0;
     for (int64_t first = 0; first < n; first += block) {
-        int64_t m = n - first < block ? n - first : block, end = found + k < count ? found + k : count;
+        const float *chunk = x + first;
+        int64_t m = n - first < block ? n - first : block, end = found + k < count ? found + k : count, i = 0;
         int32_t wanted = (int32_t)(end - found), reached = (int32_t)m;
         uint32_t least = 0;
         for (uint32_t bit = 1u << 30; bit && reached != wanted; bit >>= 1) {
-            int32_t with = count_from(x + first, m, least | bit);
-            if (with >= wanted) {
-                least |= bit;
-                reached = with;
-            }
+            int32_t with = count_from(chunk, m, least | bit);
+            if (with < wanted) continue;
+            least |= bit;
+            reached = with;
         }
-        int32_t ties = wanted - count_from(x + first, m, least + 1);
-        for (int64_t i = 0; i < m && found < end; i += 16) {
-            int64_t stop = i + 16 < m ? i + 16 : m;
-            uint32_t most = 0;
-            for (int64_t j = i; j < stop; j++) most = magnitude(x[first + j]) > most ? magnitude(x[first + j]) : most;
-            if (most < least) continue;
-            for (int64_t j = i; j < stop; j++) {
-                uint32_t a = magnitude(x[first + j]);
-                if (a < least || (a == least && ties-- <= 0)) continue;
-                indices[found] = (int32_t)(first + j);
-                values[found++] = x[first + j];
-            }
+        int32_t ties = wanted - count_from(chunk, m, least + 1);
+        for (; found < end; i++) {
+            while (i % 16 == 0 && i + 16 <= m && most_of_16(chunk + i) < least) i += 16;
+            uint32_t a = magnitude(chunk[i]);
+            if (a < least || (a == least && ties-- <= 0)) continue;
+            indices[found] = (int32_t)(first + i);
+            values[found++] = chunk[i];
         }
     }
 }
