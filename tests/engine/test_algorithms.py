@@ -77,7 +77,8 @@ def test_ranks_that_differ_learn_and_end_equal(name, size):
 
 @all_rows
 def test_one_rank_is_the_plain_optimizer(name):
-    if name in ("onebit_adam", "decoupled_momentum", "demo-mean", "diloco", "streaming_diloco", "between-hosts"):
+    outer = ("diloco", "streaming_diloco", "pulse_loco", "between-hosts")
+    if name in ("onebit_adam", "decoupled_momentum", "demo-mean", *outer):
         return  # a frozen variance, a coded momentum and an outer one act on one rank as well; see the oracles
 
     def body(place):

@@ -137,4 +137,6 @@ def test_every_field_of_a_node_is_read(kind, read):
 
     for name in filter(None, (FIRST[kind], AT_A_FREE_PACE.get(kind))):
         pliant.run_world(2, lambda place, name=name: body(place, name), timeout_s=60)
-    assert {field.name for field in fields(NODES[kind])} <= {field for of, field in read | PREDICTED if of in (kind, "Timing")}
+    assert {field.name for field in fields(NODES[kind])} <= {
+        field for of, field in read | PREDICTED if of in (kind, "Timing")
+    }

@@ -34,8 +34,17 @@ EXTRA = {
     "post-local-coded": p.diloco(4, averaging=p.powersgd(2)),
 }
 ROWS = {**ALGORITHMS, **BETWEEN_STEPS, **EXTRA}
-FREE = {"gossip-free", "choco-free", "async_average", "stale-free", "tasc-curved", "topk-dynamic", "tasc-dynamic", "pulse_loco"}
-"""Who exchanges when, how much, or looks at the curvature when, depends on the clock, or how much on the weights."""
+FREE = {
+    "gossip-free",
+    "choco-free",
+    "async_average",
+    "stale-free",
+    "tasc-curved",
+    "topk-dynamic",
+    "tasc-dynamic",
+    "pulse_loco",
+}
+"""Who exchanges when, how much, or looks at the curvature when, depends on the clock, or on the weights."""
 WARMUP = 12
 """Steps after which every warm-up of the rows is over."""
 

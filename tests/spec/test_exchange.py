@@ -168,7 +168,10 @@ NONSENSE = [
         lambda: AllGather(codec=CodecSpec(name="chunktopk"), momentum=0.9),
         "momentum must be 0 with chunktopk, whose values are rounded.*use topk or blocktopk",
     ),
-    (lambda: Every(steps=2, inner=VisibleChanges(assumed_density=0.1)), "invalid Every: .*as the averaging of LocalSteps"),
+    (
+        lambda: Every(steps=2, inner=VisibleChanges(assumed_density=0.1)),
+        "invalid Every: .*as the averaging of LocalSteps",
+    ),
     (lambda: Rule(exchange=VisibleChanges(assumed_density=0.1)), "invalid Rule: VisibleChanges compares changes with"),
     (
         lambda: LocalSteps(period=2, averaging=BetweenHosts(inner=VisibleChanges(assumed_density=0.1))),

@@ -2,7 +2,18 @@
 
 from pliant.algorithms.gradients import chunktopk, int4
 from pliant.algorithms.inputs import AlgorithmLike, CodecLike, as_codec_spec, node_of
-from pliant.spec import After, AllReduce, CodecSpec, CodedGossip, Exchange, Gossip, Graph, LocalSteps, Outer, VisibleChanges
+from pliant.spec import (
+    After,
+    AllReduce,
+    CodecSpec,
+    CodedGossip,
+    Exchange,
+    Gossip,
+    Graph,
+    LocalSteps,
+    Outer,
+    VisibleChanges,
+)
 
 __all__ = [
     "async_average",

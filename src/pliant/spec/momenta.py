@@ -59,7 +59,7 @@ class CompressedMomentum(Exchange):
         require(
             self.averaging.decay == 1,
             "CompressedMomentum",
-            f"averaging must have decay 1, since what fades of a momentum's errors is lost, got {self.averaging.decay:g}.",
+            f"averaging must have decay 1, since 1-bit Adam loses nothing, got {self.averaging.decay:g}.",
         )
 
     @property

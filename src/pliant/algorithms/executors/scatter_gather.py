@@ -27,8 +27,8 @@ class ScatterGatherExecutor:
     Each rank owns 1/n of a bucket. Rank i sends C(g_i + e_i) of each chunk to its owner; the owner decodes and adds,
     divides by n, encodes the mean and sends it to all; every rank, the owner too, decodes the same bytes.
     Bytes: 2 (n-1)/n of the codec's size out and in per rank. Residuals e are kept by workers and, with feedback
-    'both', by owners; with `decay` they fade: e <- decay e before it is added. Gan et al., BAGUA (arXiv:2107.01499, C_LP_S); Tang et al., DoubleSqueeze (arXiv:1905.05957). A
-    schedule may take other ways (`ScheduledCodedAverage`).
+    'both', by owners; with `decay`, e <- decay e comes first. Gan et al., BAGUA (arXiv:2107.01499, C_LP_S); Tang et
+    al., DoubleSqueeze (arXiv:1905.05957). A schedule may take other ways (`ScheduledCodedAverage`).
     """
 
     node: ScatterGather

@@ -22,7 +22,7 @@ def lengths_of(x: Tensor, block: int) -> Tensor:
 
 
 def lane_sums(rows: Tensor) -> Tensor:
-    """Return the sums of rows, (num_blocks, block): element i in lane i % 16, the lanes then folded in halves."""
+    """Return the sums of rows, (num_blocks, block): element i in column i % 16, then halves onto halves."""
     lanes = torch.zeros(len(rows), _LANES, device=rows.device)
     for part in rows.view(len(rows), -1, _LANES).unbind(1):
         lanes += part

@@ -3,7 +3,8 @@
 
 A format is a pair of functions: `quantize(v, inside, i, seed, BITS)` gives codes, three numbers of the header for each
 block, and the decoded values; `dequantize(codes, low, step, offset, BITS)` gives those values. HEADER says how many of
-the numbers a payload carries: 0, 1 (the step), 2 (low and step) or 3. Every element is read once, and what becomes of it is written once.
+the numbers a payload carries: 0, 1 (the step), 2 (low and step) or 3. Every element is read once, and what becomes of
+it is written once.
 """
 
 from collections.abc import Callable

@@ -45,7 +45,9 @@ def _dequantize(codes, low, step, offset, BITS: tl.constexpr):
 SIGMA = Format(_quantize, _dequantize, bits=2, header=2)
 
 
-def sigma_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int, *, gate: Tensor | None = None) -> None:
+def sigma_encode(
+    x: Tensor, residual: Tensor | None, payload: Tensor, block: int, *, gate: Tensor | None = None
+) -> None:
     SIGMA.encode(x, residual, payload, block, gate=gate)
 
 

@@ -11,6 +11,7 @@ from pliant.codecs.kernels.triton.tiles import INFINITE_BITS, bits_of, magnitude
 
 __all__ = ["SIGN", "sign_decode", "sign_encode", "sign_mean"]
 
+
 @triton.jit
 def _quantize(v, inside, i, seed, BITS: tl.constexpr):
     lengths = tl.maximum(tl.sum(inside.to(tl.int32), 1), 1).to(tl.float32)
