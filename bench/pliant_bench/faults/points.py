@@ -20,6 +20,7 @@ ELASTIC_ARMS = (
     "diloco",
     "streaming_diloco",
     "sparse_loco",
+    "pulse_loco",
     "async_average",
 )
 """Arms whose runs go on without a lost rank; all others are to end on every rank."""

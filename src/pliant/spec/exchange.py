@@ -74,10 +74,8 @@ class Exchange:
             NODES[cls.__name__] = cls
 
     def __post_init__(self) -> None:
-        """Check the ranges of the fields and who holds whom; a node that has rules about several fields adds them."""
+        """Check the ranges of the fields; a node that has rules about several fields adds them."""
         check_ranges(self)
-        for child in self.children:
-            require(self.gives_anchor or not child.needs_anchor, type(self).__name__, child.anchor_sentence)
 
     @property
     def kind(self) -> Kind:
@@ -182,19 +180,6 @@ class Exchange:
     def needs_anchor(self) -> bool:
         """Whether it must know the weights that all ranks set out from, beside the changes that it averages."""
         return False
-
-    @property
-    def gives_anchor(self) -> bool:
-        """Whether it tells the node inside which weights those are."""
-        return False
-
-    @property
-    def anchor_sentence(self) -> str:
-        """What is wrong, and the cure, where nobody tells it."""
-        return (
-            f"{type(self).__name__} compares changes with the weights that all ranks set out from, which LocalSteps "
-            "alone keeps; give it as the averaging of LocalSteps, as pulse_loco() does."
-        )
 
     @property
     def has_owners(self) -> bool:

@@ -10,6 +10,7 @@ from pliant.spec.files import canonical_hash
 from pliant.spec.format1 import FlatChoice, exchange_of
 from pliant.spec.gradients import AllReduce
 from pliant.spec.plain import LATER, build_record
+from pliant.spec.weights import LocalSteps
 
 __all__ = ["Match", "Order", "Rule", "SparseWay", "SyncPlan"]
 
@@ -63,7 +64,14 @@ class Rule:
                 f"invalid Rule: exchange must be a node of a plan, got {self.exchange!r}; give one such as "
                 "pliant.qsgd(), or the `node` of an algorithm of your own."
             )
-        require(not self.exchange.needs_anchor, "Rule", self.exchange.anchor_sentence)
+        holds = [(node, child) for node in self.exchange.walk() for child in node.children]
+        for holder, node in [(None, self.exchange), *holds]:
+            require(
+                not node.needs_anchor or isinstance(holder, LocalSteps),
+                "Rule",
+                f"{type(node).__name__} compares changes with the weights that all ranks set out from, which LocalSteps "
+                "alone keeps; give it as the averaging of LocalSteps, as pulse_loco() does.",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -184,10 +184,6 @@ class LocalSteps(Exchange):
         return self.averaging.ratio
 
     @property
-    def gives_anchor(self) -> bool:
-        return True
-
-    @property
     def works_in_float32(self) -> bool:
         return self.period > 1 or self.delay_steps > 0 or self.averaging.works_in_float32
 

@@ -29,7 +29,7 @@ class VisibleChangesExecutor:
     node: VisibleChanges
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
-        """What was too small to be seen."""
+        """The residual: changes that were too small to be seen."""
         return {"residual": None}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:

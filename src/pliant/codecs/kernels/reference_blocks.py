@@ -1,4 +1,4 @@
-"""What the kernels in plain torch share: blocks, sums in the order of the C kernels, codes in bytes, and residuals."""
+"""Parts of the kernels in plain torch: blocks, sums in the order of the C kernels, codes in bytes, and residuals."""
 
 import torch
 from torch import Tensor

@@ -122,30 +122,47 @@ INLINE int32_t count_from(const float *x, int64_t n, uint32_t least) {
     return count;
 }
 
-// The k largest of each chunk, fewer of a last one that is shorter: places in ascending order, and values. The threshold
-// is found bit by bit; where exactly k reach it, the lower bits do not matter.
+// Of `count` candidates at places `from` (or first, first + 1, ...), writes the k largest, ties to the lower place; returns
+// the least magnitude taken. It is found bit by bit; where exactly k reach it, the lower bits do not matter.
+INLINE uint32_t choose(const float *x, const int32_t *from, int64_t count, int64_t first, int32_t k, int32_t *indices,
+                       float *values) {
+    uint32_t least = 0;
+    int32_t reached = (int32_t)count, taken = 0;
+    for (uint32_t bit = 1u << 30; bit && reached != k; bit >>= 1) {
+        int32_t with = count_from(x, count, least | bit);
+        if (with < k) continue;
+        least |= bit;
+        reached = with;
+    }
+    int32_t ties = k - count_from(x, count, least + 1);
+    for (int64_t i = 0; taken < k; i++) {
+        while (i % 16 == 0 && i + 16 <= count && most_of_16(x + i) < least) i += 16;
+        uint32_t a = magnitude(x[i]);
+        if (a < least || (a == least && ties-- <= 0)) continue;
+        indices[taken] = (int32_t)(first + (from ? from[i] : i));
+        values[taken++] = x[i];
+    }
+    return least;
+}
+
+#define ROOM 2048  // candidates of a chunk
+
+// The k largest of each chunk, fewer of a last one that is shorter: places in ascending order, and values. Neighbouring
+// chunks are alike: what reaches a part of the last one's threshold are candidates, if they are enough and not too many.
 DISPATCHED void chunks_encode(const float *x, int32_t *indices, float *values, int64_t n, int64_t count, int64_t block,
                               int64_t k) {
-    int64_t found = 0;
-    for (int64_t first = 0; first < n; first += block) {
-        const float *chunk = x + first;
-        int64_t m = n - first < block ? n - first : block, end = found + k < count ? found + k : count, i = 0;
-        int32_t wanted = (int32_t)(end - found), reached = (int32_t)m;
-        uint32_t least = 0;
-        for (uint32_t bit = 1u << 30; bit && reached != wanted; bit >>= 1) {
-            int32_t with = count_from(chunk, m, least | bit);
-            if (with < wanted) continue;
-            least |= bit;
-            reached = with;
-        }
-        int32_t ties = wanted - count_from(chunk, m, least + 1);
-        for (; found < end; i++) {
-            while (i % 16 == 0 && i + 16 <= m && most_of_16(chunk + i) < least) i += 16;
-            uint32_t a = magnitude(chunk[i]);
-            if (a < least || (a == least && ties-- <= 0)) continue;
-            indices[found] = (int32_t)(first + i);
-            values[found++] = chunk[i];
-        }
+    int32_t places[ROOM];
+    float kept[ROOM];
+    uint32_t least = 0;
+    for (int64_t first = 0, found = 0; first < n; first += block, found += k) {
+        int64_t m = n - first < block ? n - first : block;
+        int32_t wanted = (int32_t)(found + k < count ? k : count - found);
+        uint32_t enough = least - (1u << 22);  // half an octave lower
+        int64_t candidates = least >> 22 ? collect_from(x + first, m, enough, places, kept, ROOM) : 0;
+        if (candidates >= wanted && candidates <= ROOM - 16)
+            least = choose(kept, places, candidates, first, wanted, indices + found, values + found);
+        else
+            least = choose(x + first, 0, m, first, wanted, indices + found, values + found);
     }
 }
 
