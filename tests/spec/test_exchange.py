@@ -169,13 +169,13 @@ NONSENSE = [
         "momentum must be 0 with chunktopk, whose values are rounded.*use topk or blocktopk",
     ),
     (
-        lambda: Every(steps=2, inner=VisibleChanges(assumed_density=0.1)),
-        "invalid Every: .*as the averaging of LocalSteps",
+        lambda: Rule(exchange=Every(steps=2, inner=VisibleChanges(assumed_density=0.1))),
+        "invalid Rule: .*as the averaging of LocalSteps",
     ),
     (lambda: Rule(exchange=VisibleChanges(assumed_density=0.1)), "invalid Rule: VisibleChanges compares changes with"),
     (
-        lambda: LocalSteps(period=2, averaging=BetweenHosts(inner=VisibleChanges(assumed_density=0.1))),
-        "invalid BetweenHosts: .*which LocalSteps alone keeps",
+        lambda: Rule(exchange=LocalSteps(period=2, averaging=BetweenHosts(inner=VisibleChanges(assumed_density=0.1)))),
+        "invalid Rule: .*which LocalSteps alone keeps",
     ),
     (
         lambda: CompressedMomentum(
