@@ -39,7 +39,7 @@ WARMUP = 12
 ALGORITHMS = (
     *("allreduce", "bf16", "randomk", "int4", "onebit", "powersgd", "topk", "blocktopk", "decoupled_momentum"),
     *("tasc", "tasc(agreement='global')", "tasc(agreement='local')", "sharded_optimizer", "gossip", "choco"),
-    *("local_sgd", "diloco", "streaming_diloco", "sparse_loco(ratio=0.01)"),
+    *("local_sgd", "diloco", "streaming_diloco", "sparse_loco(averaging=topk(0.01))"),
 )
 
 

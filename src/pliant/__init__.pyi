@@ -61,6 +61,7 @@ from .algorithms.gradients import (
     bf16 as bf16,
     blocktopk as blocktopk,
     bytegrad as bytegrad,
+    chunktopk as chunktopk,
     decoupled_momentum as decoupled_momentum,
     fp16 as fp16,
     int4 as int4,
@@ -70,6 +71,7 @@ from .algorithms.gradients import (
     powersgd as powersgd,
     qsgd as qsgd,
     randomk as randomk,
+    sigma2 as sigma2,
     tasc as tasc,
     terngrad as terngrad,
     topk as topk,
@@ -97,5 +99,6 @@ from .algorithms.weights import (
     gossip as gossip,
     local_sgd as local_sgd,
     post_local_sgd as post_local_sgd,
+    pulse_loco as pulse_loco,
     sparse_loco as sparse_loco,
 )

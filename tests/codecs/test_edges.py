@@ -11,6 +11,7 @@ from pliant.codecs import (
     MinMax8,
     Natural,
     Qsgd,
+    Sigma2,
     Sign,
     Ternary,
     TopK,
@@ -19,7 +20,7 @@ from pliant.codecs import (
 )
 from pliant.spec import CodecSpec
 
-QUANTIZERS = [Bf16(), Fp16(), Fp8(), Int4(), MinMax8(), Natural(), Qsgd(), Qsgd(bits=2), Sign(), Ternary()]
+QUANTIZERS = [Bf16(), Fp16(), Fp8(), Int4(), MinMax8(), Natural(), Qsgd(), Qsgd(bits=2), Sigma2(), Sign(), Ternary()]
 SAMPLED = TopK(ratio=0.25, sampled=1)
 
 

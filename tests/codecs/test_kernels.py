@@ -1,6 +1,7 @@
 """The C kernels against their twins in torch: equal to the bit."""
 
 import importlib
+import math
 
 import numpy as np
 import pytest
@@ -44,6 +45,19 @@ def test_kernels_equal_their_twins(numel, kind, feedback):
             assert torch.equal(fast[1], slow[1]), (decoder, add)
 
 
+@given(numel=SIZES.filter(bool), kind=KINDS, feedback=st.booleans())
+def test_sigma_kernels_equal_their_twins(numel, kind, feedback):
+    x, acc = vector(kind, numel, 1), vector("normal", numel, 3)
+    residual = vector("normal", numel, 2) if feedback and kind != "huge" else None
+    payload = torch.zeros(8 * -(-numel // 96) + -(-numel // 4), dtype=torch.uint8)
+    fast, slow = both("sigma_encode", x, residual, payload, 96, {})
+    assert all(map(torch.equal, fast, slow))
+    encoded = fast[-1]
+    for add in (True, False):
+        fast, slow = both("sigma_decode", encoded, acc, 96, {"add": add})
+        assert torch.equal(fast[1], slow[1])
+
+
 @given(numel=SIZES.filter(bool), kind=KINDS)
 def test_sign_kernels_equal_their_twins(numel, kind):
     x, acc = vector(kind, numel, 1), vector("normal", numel, 3)
@@ -75,6 +89,32 @@ def test_selection_equals_its_twin(numel, kind, share, stride, bad):
     if stride == 1:
         kept = np.sort(np.abs(fast[2].numpy()))
         np.testing.assert_array_equal(kept, np.sort(np.sort(np.abs(x.numpy()))[-k:]))
+
+
+@given(
+    numel=st.integers(1, 3000),
+    kind=KINDS,
+    block=st.sampled_from([1, 7, 64, 1000, 4096]),
+    share=st.floats(0.001, 1.0),
+    bad=st.booleans(),
+)
+def test_the_selection_in_chunks_equals_its_twin(numel, kind, block, share, bad):
+    x = vector(kind, numel, 4)
+    if bad:
+        x[numel // 2] = torch.nan
+    kept, last = math.ceil(share * block), math.ceil(share * (numel % block))
+    slots = torch.zeros(numel // block * kept + last, dtype=torch.int32), torch.zeros(numel // block * kept + last)
+    fast, slow = both("chunks_encode", x, *slots, block, kept, {})
+    assert torch.equal(fast[1], slow[1])
+    assert torch.equal(fast[2].nan_to_num(), slow[2].nan_to_num())
+    for start in range(0, numel, block):
+        chunk = x[start : start + block]
+        own = fast[2][(fast[1] >= start) & (fast[1] < start + block)]
+        all_bits, own_bits = (
+            part.view(torch.int32).bitwise_and(0x7FFFFFFF).sort(descending=True).values for part in (chunk, own)
+        )
+        assert torch.equal(own_bits, all_bits[: len(own)])
+        assert len(own) == (kept if len(chunk) == block else last)
 
 
 @given(numel=SIZES.filter(bool), kind=KINDS, feedback=st.booleans(), bad=st.booleans())
@@ -176,6 +216,7 @@ def test_random_places_equal_their_twin_and_never_repeat(numel, share, seed):
     [
         ("minmax8_encode", 12, (64,), {}),
         ("sign_encode", 4, (64,), {}),
+        ("sigma_encode", 8, (64,), {}),
         ("levels_encode", 4, (64, 8, 9), {"stochastic": True}),
         ("natural_encode", 4, (64, 9), {}),
         ("fp8_encode", 4, (64,), {}),
@@ -184,7 +225,7 @@ def test_random_places_equal_their_twin_and_never_repeat(numel, share, seed):
 def test_only_blocks_that_do_not_overflow_change_the_residual(encoder, header_bytes, settings, keywords):
     x, residual = torch.randn(256), torch.randn(256)
     x[70] = residual[70] = 3e38
-    codes = 32 if encoder == "sign_encode" else 256
+    codes = {"sign_encode": 32, "sigma_encode": 64}.get(encoder, 256)
     payload = torch.zeros(4 * header_bytes + codes, dtype=torch.uint8)
     fast, slow = both(encoder, x, residual, payload, *settings, keywords)
     assert torch.equal(fast[1], slow[1])

@@ -76,6 +76,7 @@ def cases(numel):
     for feedback in (None, residual):
         yield "levels_encode", (x, feedback, payload, numel, 64, 4, 0, 5)
         yield "levels_encode", (x, feedback, payload, numel, 64, 2, 1, 5)
+        yield "sigma_encode", (x, feedback, payload, numel, 64)
         yield "natural_encode", (x, feedback, payload, numel, 64, 9)
         yield "fp8_encode", (x, feedback, payload, numel, 64)
     for name in ("minmax8", "sign"):
@@ -87,11 +88,14 @@ def cases(numel):
         yield "minmax8_decode", (coded, acc, numel, 64, add)
         yield "sign_decode", (coded, acc, numel, 64, add)
         yield "levels_decode", (coded, acc, numel, 64, 4, add)
+        yield "sigma_decode", (coded, acc, numel, 64, add)
         yield "natural_decode", (coded, acc, numel, 64, add)
         yield "fp8_decode", (coded, acc, numel, 64, add)
     k = max(1, numel // 10)
     places, values = np.sort(draw.permutation(numel)[:k]).astype(np.int32), draw.standard_normal(k).astype(np.float32)
     yield "topk_encode", (x, np.zeros(k, np.int32), np.zeros(k, np.float32), numel, k, 1)
+    share = np.zeros(numel // 64 * 4 + min(numel % 64, 4), np.int32)
+    yield "chunks_encode", (x, share, np.zeros(len(share), np.float32), numel, len(share), 64, 4)
     yield "add_at", (acc, numel, places, values, k)
     yield "clear_at", (acc, numel, places, k)
     yield "block_rms", (residual, np.zeros(blocks, np.float32), numel, 64)

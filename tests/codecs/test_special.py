@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from pliant.codecs import (
+    ChunkTopK,
     Dct,
     Fp8,
     Int4,
     MinMax8,
     Natural,
     Qsgd,
+    Sigma2,
     Sign,
     TopK,
     all_finite,
@@ -145,6 +147,59 @@ def test_hash_sees_every_bit_and_every_place():
     assert len(hashes) == 9
     assert tensor_hash(x) == tensor_hash(x.clone())
     assert tensor_hash(torch.ones(3, dtype=torch.bfloat16)) != tensor_hash(torch.zeros(3, dtype=torch.bfloat16))
+
+
+def test_sigma2_is_exact_for_two_sizes_and_keeps_zeros():
+    x = torch.tensor([3.0, -3.0, 0.25, -0.25, 0.25, -0.25, 0.25, 0.25])
+    assert torch.equal(roundtrip(Sigma2(), x), x)
+    sparse = torch.zeros(1024).index_fill_(0, torch.tensor([7, 900]), -5.0)
+    assert torch.equal(roundtrip(Sigma2(), sparse), sparse)
+
+
+def test_no_chunk_goes_without_its_share():
+    x = torch.randn(5 * 64 + 20)
+    x[64:128] *= 100  # of the whole, all the largest would lie here
+    kept = (roundtrip(ChunkTopK(ratio=1 / 16, block=64, bits=16), x) != 0).split(64)
+    assert [int(part.sum()) for part in kept] == [4, 4, 4, 4, 4, 2]
+
+
+def test_a_chunk_costs_its_places_and_two_bits_for_each_value():
+    """At k of 4096: k (12 + 2) / 8 bytes, and two means for each 1024 values."""
+    for kept in (32, 64, 128):
+        assert ChunkTopK(ratio=kept / 4096).nbytes(1 << 20) == 256 * kept * 14 // 8 + 8 * (256 * kept // 1024)
+
+
+@pytest.mark.parametrize("bits", [2, 8, 16])
+def test_what_rounding_takes_from_chosen_values_is_owed(bits):
+    codec, x, residual = ChunkTopK(ratio=0.1, block=128, bits=bits), torch.randn(500), torch.randn(500)
+    wanted, payload = x + residual, torch.empty(codec.nbytes(500), dtype=torch.uint8)
+    codec.encode_feedback(x, residual, payload, 1)
+    sent = torch.zeros(500)
+    codec.decode(payload, sent)
+    places = codec.indices(payload, 500).long()
+    assert torch.equal(sent.nonzero().view(-1), places)
+    assert residual[places].any()
+    torch.testing.assert_close(residual + sent, wanted, rtol=0, atol=1e-6)
+
+
+def test_a_poisoned_choice_leaves_what_is_finite_owed():
+    codec, x, residual = ChunkTopK(ratio=0.1, block=64), torch.full((640,), 3e38), torch.full((640,), 3e38)
+    x[64:] = 1.0
+    residual[64:] = 1.0
+    payload = torch.empty(codec.nbytes(640), dtype=torch.uint8)
+    codec.encode_feedback(x, residual, payload, 1)
+    assert (residual[64:] == 2.0).all()
+    assert residual[:64].isinf().sum() == 64 - codec.kept
+
+
+def test_chunks_refuse_a_place_outside_of_the_vector():
+    codec = ChunkTopK(ratio=1 / 16, block=64)
+    x = torch.randn(70)
+    payload = torch.empty(codec.nbytes(70), dtype=torch.uint8)
+    codec.encode(x, payload, 1)
+    payload[codec.value_codec.nbytes(5) + 4] = 63
+    with pytest.raises(ValueError, match="outside of a vector of 70"):
+        codec.decode(payload, x)
 
 
 def test_dct_is_exact_for_what_is_made_of_few_cosines():

@@ -26,6 +26,7 @@ from pliant.codecs.kernels.triton.floats import CASTS, FP8, NATURAL
 from pliant.codecs.kernels.triton.launch import Tiles
 from pliant.codecs.kernels.triton.levels import LEVELS
 from pliant.codecs.kernels.triton.minmax8 import MINMAX8
+from pliant.codecs.kernels.triton.sigma import SIGMA
 from pliant.codecs.kernels.triton.sign import SIGN
 
 POINTERS = dict.fromkeys(
@@ -52,6 +53,7 @@ class Compiled:
 
 def _of_blocks() -> list[Compiled]:
     formats = {"minmax8": (MINMAX8, 2048), "natural": (NATURAL, 2048), "fp8": (FP8, 1024), "sign": (SIGN, 1024)}
+    formats |= {"sigma": (SIGMA, 1024), "sigma, long blocks": (SIGMA, 4096)}
     formats |= {f"levels {key}": (format_, 64 if key[0] == 4 else 512) for key, format_ in LEVELS.items()}
     formats |= {str(dtype): (format_, 1024) for dtype, format_ in CASTS.items()}
     formats |= {"natural, short blocks": (NATURAL, 7), "sign, long blocks": (SIGN, 4096)}

@@ -54,6 +54,7 @@ ROWS = [
     _levels(512, 8, stochastic=True),
     _levels(512, 2, stochastic=True),
     Row("sign", (1024,), bits=1),
+    Row("sigma", (1024,), bits=2, header_bytes=8),
     Row("natural", (2048,), seed=(99,)),
     Row("fp8", (1024,)),
     Row("cast", (torch.bfloat16,), 16, header_bytes=0),
@@ -66,6 +67,7 @@ ODD_ROWS = [
     _levels(32, 2, stochastic=False),
     Row("sign", (32,), bits=1),
     Row("sign", (96,), bits=1),
+    Row("sigma", (96,), bits=2, header_bytes=8),
     Row("natural", (7,), seed=(99,)),
     Row("fp8", (64,)),
 ]

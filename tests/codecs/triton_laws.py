@@ -268,7 +268,7 @@ def averaged(place, codec, *, feedback, symmetric):
 
 
 @pytest.mark.parametrize(
-    "codec", [c.MinMax8(block=64), c.Int4(), c.Qsgd(bits=4, block=64), c.Sign(block=128), c.Bf16()]
+    "codec", [c.MinMax8(block=64), c.Int4(), c.Qsgd(bits=4, block=64), c.Sign(block=128), c.Sigma2(block=128), c.Bf16()]
 )
 @pytest.mark.parametrize("feedback", [True, False])
 def test_an_average_by_fused_kernels_is_that_of_the_cpu(codec, feedback, monkeypatch):

@@ -12,11 +12,14 @@ from engine.device_steps import CPU, StepRun, on_device, use_device
 from pliant import run_world
 from pliant.algorithms import node_of
 from pliant.engine import NonFiniteGradientError
-from pliant.spec import BlockSparse
+from pliant.spec import BlockSparse, VisibleChanges
 from tables import ROWS, sampled
 
 STEPS = 4
-MAY_READ = {BlockSparse: "as many blocks are sent as the data says, and masks are packed on the host"}
+MAY_READ = {
+    BlockSparse: "as many blocks are sent as the data says, and masks are packed on the host",
+    VisibleChanges: "as many elements are sent as are visible, and ranks tell each other how many",
+}
 """Nodes in whose exchange the host may look at the device, and why."""
 ROUNDED = {"powersgd", "powersgd2", "decoupled_momentum", "demo-mean"}
 """Algorithms with products of matrices, which are not the C kernel's to the bit."""

@@ -13,6 +13,7 @@ from pliant.codecs import (
     TopK,
     codec_class,
     codec_from,
+    decay_residual,
     encode_feedback,
     spec_of,
 )
@@ -82,8 +83,8 @@ def test_nothing_is_nothing(codec):
 @rows
 @given(numel=SIZES)
 def test_parts_cut_at_the_granularity_are_coded_alone(codec, numel):
-    if codec.name in ("topk", "blocktopk", "randomk") or codec.unbiased:
-        return  # a choice among all elements, or random numbers by place, depend on the whole on purpose
+    if codec.name in ("topk", "blocktopk", "randomk", "chunktopk") or codec.unbiased:
+        return  # a choice among all elements, random numbers by place, or values in one codec depend on the whole
     x = vector("normal", numel, 5)
     cut = numel // 2 // codec.granularity * codec.granularity
     whole = decode(codec, encode(codec, x), numel)
@@ -104,25 +105,28 @@ def test_unbiased_or_contractive(codec):
         assert error < 1
         if codec.name == "dct":
             assert error <= 1 - codec.ratio
+        if codec.name == "sigma2":  # the least of four levels for normal numbers is 0.1175, of two 0.363
+            assert error < 0.125
         if codec.name in ("topk", "blocktopk"):
             assert error <= 1 - codec.ratio * 0.9
 
 
 @rows
-@given(numel=SIZES, kind=KINDS)
-def test_feedback_telescopes(codec, numel, kind):
+@given(numel=SIZES, kind=KINDS, decay=st.sampled_from([1.0, 0.75]))
+def test_feedback_telescopes(codec, numel, kind, decay):
+    """What was sent, and what is owed, is what came in: of each, decay^t is left after t more exchanges."""
     if kind in ("huge", "denormal") or codec.name == "fp16":
         kind = "normal"
-    residual, sent, total = torch.zeros(numel), torch.zeros(numel), torch.zeros(numel)
+    residual, sent, total = torch.zeros(numel), torch.zeros(numel), torch.zeros(numel, dtype=torch.float64)
     scratch, payload = torch.empty(numel), torch.empty(codec.nbytes(numel), dtype=torch.uint8)
     for step in range(6):
         x = vector(kind, numel, step)
+        decay_residual(residual, x, decay)
         encode_feedback(codec, x, residual, payload, step, scratch)
-        codec.decode_add(payload, sent)
-        total += x
-    torch.testing.assert_close(
-        sent + residual, total, rtol=1e-4, atol=1e-5 * max(1.0, float(total.abs().max() if numel else 0))
-    )
+        codec.decode_add(payload, sent.mul_(decay))
+        total.mul_(decay).add_(x)
+    atol = 1e-5 * max(1.0, float(total.abs().max() if numel else 0))
+    torch.testing.assert_close((sent + residual).double(), total, rtol=1e-4, atol=atol)
 
 
 @rows
@@ -130,6 +134,7 @@ def test_a_poisoned_step_leaves_the_residual_alone(codec):
     x, residual = vector("normal", 500, 1), vector("normal", 500, 2)
     before = residual.clone()
     x[17] = torch.inf
+    decay_residual(residual, x, 0.5)
     encode_feedback(codec, x, residual, torch.empty(codec.nbytes(500), dtype=torch.uint8), 1, torch.empty(500))
     assert torch.equal(residual, before)
 

@@ -56,8 +56,9 @@ FREE = {
     "tasc-curved",
     "topk-dynamic",
     "tasc-dynamic",
+    "pulse_loco",
 }
-"""Who exchanges when, how much, or looks at the curvature when, depends on the clock."""
+"""Who exchanges when, how much, or looks at the curvature when, depends on the clock, or on the weights."""
 WARMUP = 12
 """Steps after which every warm-up of the rows is over."""
 

@@ -37,11 +37,11 @@ def tree(n):
     return (n - 1).bit_length()
 
 
-SCATTER_GATHER = ("bytegrad", "qsgd", "terngrad", "natural", "int4", "onebit", "onebit_adam", "after")
+SCATTER_GATHER = ("bytegrad", "qsgd", "terngrad", "natural", "int4", "sigma2", "onebit", "onebit_adam", "after")
 GROWTH = {
     **dict.fromkeys(("allreduce", "bf16", "fp16", "randomk", "delayed"), ring),
     **dict.fromkeys(SCATTER_GATHER, owners),
-    **dict.fromkeys(("topk", "blocktopk", "decoupled_momentum"), few),
+    **dict.fromkeys(("topk", "blocktopk", "chunktopk", "decoupled_momentum"), few),
     "every": lambda n: owners(n) / 2,
     "powersgd": lambda n: 2 * few(n) if n == 4 else 4 * few(n),  # among more ranks, both averages are in halves
     "tasc": lambda n: 3 * few(n),  # of the leader, whose mask goes to all
@@ -54,10 +54,10 @@ GROWTH = {
     "des_loc": lambda n: (1 + 1 / 3 + 1 / 6) * ring(n) / 32,
     "mt_dao": lambda n: 3 * ring(n) / 32,
     "streaming_diloco": lambda n: owners(n) / 8,
-    "sparse_loco": lambda n: few(n) / 16,
-    **dict.fromkeys(
-        ("async_average", "delayed_nesterov"), lambda n: 0
-    ),  # in the step; a thread beside it takes part in averages
+    "sparse_loco": lambda n: few(n) / 30,
+    "pulse_loco": lambda n: 2 * few(n) / 8,  # numbers of elements, and the elements
+    **dict.fromkeys(("async_average", "delayed_nesterov"), lambda n: 0),
+    # In the step; a thread beside it takes part in averages.
 }
 """Row of the registry -> messages of n ranks, of each in a step, where buckets are small."""
 
@@ -81,7 +81,7 @@ def test_messages_grow_no_faster_than_they_must():
     assert [few(n) for n in (4, 16, 64, 256, 1024, 4096)] == [3, 15, 14, 30, 28, 28]
 
 
-SHORT = {"sparse_loco": "sparse_loco(ratio=0.01)"}
+SHORT = {"pulse_loco": "pulse_loco(assumed_density=0.01)"}
 """Row -> settings with which its payloads are short, if its own are not."""
 COUNTED = ("powersgd", "bf16", "int4", "topk", "sharded_optimizer", "choco")
 

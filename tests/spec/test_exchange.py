@@ -41,6 +41,7 @@ from pliant.spec import (
     SyncPlan,
     Target,
     Topology,
+    VisibleChanges,
     WeightGather,
     from_json,
     to_json,
@@ -142,7 +143,7 @@ NONSENSE = [
     (lambda: Sharded(replicas=ShardedOptimizer()), "replicas must hold all of their shard alike"),
     (lambda: Sharded(replicas=Sharded(gradients=ReduceScatter())), "no node inside has owners or is Sharded"),
     (lambda: Sharded(gradients=ReduceScatter(), limit_bytes=-1), "limit_bytes must be at least 0, got -1"),
-    (lambda: ReduceScatter(codec=TOPK), "invalid ReduceScatter: codec must be one of bf16.*int4, got topk"),
+    (lambda: ReduceScatter(codec=TOPK), "invalid ReduceScatter: codec must be one of bf16.*sigma2, got topk"),
     (lambda: ReduceScatter(codec=SIGN), "residual must be 'full' or 'int8' with the biased codec sign, got 'none'"),
     (lambda: ReduceScatter(residual="full"), "codec must be given where something is lost, got residual 'full'"),
     (lambda: WeightGather(codec=TOPK), "invalid WeightGather: codec must be one of"),
@@ -153,10 +154,10 @@ NONSENSE = [
     (lambda: CodecSpec(name="int4", settings={"bits": 4}), "the codec 'int4' has no setting 'bits'; it has block"),
     (lambda: CodecSpec(name="qsgd", settings={"bits": 2.5}), "has bits 2.5, but that is a count"),
     (lambda: AllReduce(codec=TOPK), "invalid AllReduce: codec must be one of bf16, fp16, randomk, got topk"),
-    (lambda: ScatterGather(codec=TOPK), "invalid ScatterGather: codec must be one of .*int4, got topk"),
+    (lambda: ScatterGather(codec=TOPK), "invalid ScatterGather: codec must be one of .*sigma2, got topk"),
     (lambda: ScatterGather(codec=SIGN), "feedback must be 'worker' or 'both' with the biased codec sign"),
     (lambda: ScatterGather(codec=INT4, chunk_bytes=10), "chunk_bytes must be at least 4096, got 10"),
-    (lambda: AllGather(codec=SIGN), "codec must be one of topk, blocktopk, got sign"),
+    (lambda: AllGather(codec=SIGN), "codec must be one of topk, blocktopk, chunktopk, got sign"),
     (lambda: AllGather(codec=TOPK, momentum=1.5), "momentum must be at least 0 and below 1, got 1.5"),
     (lambda: AllGather(codec=TOPK, ramp_steps=-1), "ramp_steps must be at least 0, got -1"),
     (lambda: BlockSparse(momentum=-0.1), "invalid BlockSparse: momentum must be"),
@@ -165,6 +166,26 @@ NONSENSE = [
     (lambda: DecoupledMomentum(momentum=0), "momentum must be above 0 and below 1, got 0"),
     (lambda: CompressedMomentum(beta=1, warmup_steps=3), "beta must be above 0 and below 1, got 1"),
     (lambda: CompressedMomentum(beta=0.9, warmup_steps=0), "warmup_steps must be at least 1"),
+    (lambda: ScatterGather(codec=INT4, decay=0.9), "decay must be 1 without feedback.*got 0.9; use feedback='both'"),
+    (
+        lambda: AllGather(codec=CodecSpec(name="chunktopk"), momentum=0.9),
+        "momentum must be 0 with chunktopk, whose values are rounded.*use topk or blocktopk",
+    ),
+    (
+        lambda: Rule(exchange=Every(steps=2, inner=VisibleChanges(assumed_density=0.1))),
+        "invalid Rule: .*as the averaging of LocalSteps",
+    ),
+    (lambda: Rule(exchange=VisibleChanges(assumed_density=0.1)), "invalid Rule: VisibleChanges compares changes with"),
+    (
+        lambda: Rule(exchange=LocalSteps(period=2, averaging=BetweenHosts(inner=VisibleChanges(assumed_density=0.1)))),
+        "invalid Rule: .*which LocalSteps alone keeps",
+    ),
+    (
+        lambda: CompressedMomentum(
+            beta=0.9, warmup_steps=3, averaging=ScatterGather(codec=INT4, feedback="both", decay=0.9)
+        ),
+        "averaging must have decay 1, .*got 0.9",
+    ),
     (
         lambda: CompressedMomentum(beta=0.9, warmup_steps=3, averaging=ScatterGather(codec=INT4)),
         "averaging must have feedback 'both', got 'none'",

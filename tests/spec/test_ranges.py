@@ -31,6 +31,7 @@ from pliant.spec.ranges import Range
 NEEDED = {
     "ScatterGather": {"codec": CodecSpec(name="int4")},
     "AllGather": {"codec": CodecSpec(name="topk")},
+    "VisibleChanges": {"assumed_density": 0.1},
     "Custom": {"name": "mine", "exchanges": "weights"},
     "CompressedMomentum": {"beta": 0.9, "warmup_steps": 1},
     "Every": {"steps": 2, "inner": AllReduce()},
@@ -50,6 +51,7 @@ NEEDED = {
 BESIDE = {
     "staleness": {"Gossip": {"pace": "free"}, "CodedGossip": {"pace": "free", "gamma": 0.5}},
     "every": {"Outer": {"momentum": 0.5}},
+    "decay": {"ScatterGather": {"feedback": "worker"}},
 }
 """Field -> record -> what its bounds need beside those, and other fields do not."""
 RECORDS = [*NODES.values()]

@@ -20,6 +20,7 @@ ELASTIC_ARMS = (
     "diloco",
     "streaming_diloco",
     "sparse_loco",
+    "pulse_loco",
     "async_average",
     "delayed_nesterov",
 )

@@ -24,6 +24,7 @@ __all__ = [
     "bf16",
     "blocktopk",
     "bytegrad",
+    "chunktopk",
     "decoupled_momentum",
     "fp16",
     "int4",
@@ -33,6 +34,7 @@ __all__ = [
     "powersgd",
     "qsgd",
     "randomk",
+    "sigma2",
     "tasc",
     "terngrad",
     "topk",
@@ -115,16 +117,29 @@ def natural(*, schedule: ScheduleLike = "ring") -> ScatterGather:
     return ScatterGather(codec=CodecSpec(name="natural"), schedule=as_schedule(schedule))
 
 
-def int4(*, schedule: ScheduleLike = "ring") -> ScatterGather:
+def int4(*, decay: float = 1.0, schedule: ScheduleLike = "ring") -> ScatterGather:
     """Round to 4-bit integers with a scale per block, with error feedback on worker and chunk owner.
+
+    `decay` is the factor of the errors that are kept, from one exchange to the next.
 
     >>> str(int4())
     "ScatterGather(codec=int4, feedback='both')"
     """
-    return ScatterGather(codec=CodecSpec(name="int4"), feedback="both", schedule=as_schedule(schedule))
+    return ScatterGather(codec=CodecSpec(name="int4"), feedback="both", decay=decay, schedule=as_schedule(schedule))
 
 
-def topk(ratio: float = 0.01, *, momentum: float = 0.0, ramp_steps: int = 0) -> AllGather:
+def sigma2(*, decay: float = 1.0, schedule: ScheduleLike = "ring") -> ScatterGather:
+    """Send a sign and one of two sizes, small or large beside its block, with error feedback on worker and owner.
+
+    The two bits of MuLoCo (arXiv:2505.23725), whose `decay` is 0.9. Details: `Sigma2`.
+
+    >>> str(sigma2(decay=0.9))
+    "ScatterGather(codec=sigma2, feedback='both', decay=0.9)"
+    """
+    return ScatterGather(codec=CodecSpec(name="sigma2"), feedback="both", decay=decay, schedule=as_schedule(schedule))
+
+
+def topk(ratio: float = 0.01, *, decay: float = 1.0, momentum: float = 0.0, ramp_steps: int = 0) -> AllGather:
     """Send the `ratio` largest elements of each bucket, with error feedback.
 
     Aji and Heafield, arXiv:1704.05021; with `momentum` and `ramp_steps` the momentum correction and the warm-up of Deep
@@ -132,6 +147,7 @@ def topk(ratio: float = 0.01, *, momentum: float = 0.0, ramp_steps: int = 0) -> 
 
     Args:
         ratio: Share of the elements, above 0 and at most 1.
+        decay: Factor of what is kept, from one exchange to the next.
         momentum: Factor of the momentum correction; the optimizer's own momentum must then be 0.
         ramp_steps: Steps over which the ratio falls from a large one to `ratio`.
 
@@ -140,7 +156,7 @@ def topk(ratio: float = 0.01, *, momentum: float = 0.0, ramp_steps: int = 0) -> 
 
     """
     codec = CodecSpec(name="topk", settings={"ratio": ratio})
-    return AllGather(codec=codec, momentum=momentum, ramp_steps=ramp_steps)
+    return AllGather(codec=codec, decay=decay, momentum=momentum, ramp_steps=ramp_steps)
 
 
 def blocktopk(ratio: float = 0.01, *, block: int = 128, momentum: float = 0.0, ramp_steps: int = 0) -> AllGather:
@@ -151,6 +167,20 @@ def blocktopk(ratio: float = 0.01, *, block: int = 128, momentum: float = 0.0, r
     """
     codec = CodecSpec(name="blocktopk", settings={"ratio": ratio, "block": block})
     return AllGather(codec=codec, momentum=momentum, ramp_steps=ramp_steps)
+
+
+def chunktopk(
+    ratio: float = 1 / 64, *, block: int = 4096, bits: int = 2, decay: float = 1.0, ramp_steps: int = 0
+) -> AllGather:
+    """Send the `ratio` largest elements of each chunk of `block`, in 2, 8 or 16 bits, with error feedback.
+
+    The coding of SparseLoCo (Sarfi et al., arXiv:2508.15706), whose `decay` is 0.95. Details: `ChunkTopK`.
+
+    >>> str(chunktopk(decay=0.95))
+    'AllGather(codec=chunktopk, decay=0.95)'
+    """
+    codec = CodecSpec(name="chunktopk", settings={"ratio": ratio, "block": block, "bits": bits})
+    return AllGather(codec=codec, decay=decay, ramp_steps=ramp_steps)
 
 
 def randomk(ratio: float = 0.01, *, schedule: ScheduleLike = "ring") -> AllReduce:

@@ -47,18 +47,21 @@ def streaming_diloco(
     delay_steps: int = 2,
     outer_lr: float | None = None,
     outer_momentum: float | None = None,
+    averaging: AlgorithmLike | None = None,
     total_steps: int = 0,
     num_ranks: int = 4,
 ) -> LocalSteps:
     """Exchange DiLoCo's changes in fragments, in 4 bits, beside the training (Streaming DiLoCo, arXiv:2501.18512).
 
-    Settings of the outer optimizer are those of `diloco`.
+    Settings of the outer optimizer are those of `diloco`. `averaging` is any algorithm that averages changes at once,
+    such as ``sigma2(decay=0.9)``; `int4` if None.
 
     >>> streaming_diloco(fragments=2).fragments
     2
     """
     outer = _outer(period, outer_lr, outer_momentum, total_steps, num_ranks)
-    return LocalSteps(period=period, averaging=int4(), outer=outer, fragments=fragments, delay_steps=delay_steps)
+    averaging = node_of(averaging or int4())
+    return LocalSteps(period=period, averaging=averaging, outer=outer, fragments=fragments, delay_steps=delay_steps)
 
 
 def muloco(

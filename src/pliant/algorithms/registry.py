@@ -94,6 +94,7 @@ def is_adaptive(optimizer: HasGroups) -> bool:
 ALGORITHMS: Mapping[str, Row] = MappingProxyType(
     {
         **_rows("gradients", "allreduce", "bf16", "fp16", "bytegrad", "qsgd", "terngrad", "natural", "int4", "onebit"),
+        **_rows("gradients", "sigma2", "chunktopk"),
         **_rows("gradients", "onebit_adam", from_optimizer=_onebit_adam),
         **_rows("gradients", "powersgd", "topk", "blocktopk", "randomk"),
         **_rows("gradients", "decoupled_momentum", aliases=("demo",)),
@@ -109,7 +110,7 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
         **_rows("combinators", "delayed", aliases=("late",), from_optimizer=_momentum),
         **_rows("weights", "gossip", "choco", "dcd", "local_sgd"),
         **_rows("outer", "diloco", "streaming_diloco"),
-        **_rows("weights", "sparse_loco", "async_average"),
+        **_rows("weights", "sparse_loco", "pulse_loco", "async_average"),
         **_rows("outer", "delayed_nesterov", "muloco"),
         **_rows("outer", "pier", example="pier(total_steps=3200)"),
         **_rows("optimizer_states", "des_loc", from_optimizer=moments_of, grid={"period": (8, 16, 32, 64)}),

@@ -138,9 +138,9 @@ def _codec_of(given: Any, what: str) -> tuple[CodecSpec | None, bool]:
         return given, given.facts.biased
     node = node_of(given)
     if isinstance(node, AllReduce | ScatterGather) and node.schedule == "ring":
-        if isinstance(node, ScatterGather):
+        if isinstance(node, ScatterGather) and node.decay == 1:
             return node.codec, node.feedback != "none"
-        if node.codec is None or node.codec.facts.kind == "cast":
+        if isinstance(node, AllReduce) and (node.codec is None or node.codec.facts.kind == "cast"):
             return node.codec, False
     raise ValueError(
         f"{what} of a sharded model travel in one codec, but {node} is more than that; choose one such as allreduce, "

@@ -3,8 +3,9 @@
 from pliant.codecs.base import Codec, FusedFeedback, FusedOwner, SummableCodec
 from pliant.codecs.blocktopk import BlockTopK
 from pliant.codecs.cast import Bf16, Fp8, Fp16
+from pliant.codecs.chunktopk import ChunkTopK
 from pliant.codecs.dct import Dct
-from pliant.codecs.feedback import encode_feedback
+from pliant.codecs.feedback import decay_residual, encode_feedback
 from pliant.codecs.finite import (
     all_finite,
     content_hash,
@@ -22,6 +23,7 @@ from pliant.codecs.natural import Natural
 from pliant.codecs.qsgd import Qsgd
 from pliant.codecs.randomk import RandomK
 from pliant.codecs.registry import codec_class, codec_from, spec_of
+from pliant.codecs.sigma2 import Sigma2
 from pliant.codecs.sign import Sign
 from pliant.codecs.ternary import Ternary
 from pliant.codecs.topk import TopK
@@ -29,6 +31,7 @@ from pliant.codecs.topk import TopK
 __all__ = [
     "Bf16",
     "BlockTopK",
+    "ChunkTopK",
     "Codec",
     "Dct",
     "Fp8",
@@ -40,6 +43,7 @@ __all__ = [
     "Natural",
     "Qsgd",
     "RandomK",
+    "Sigma2",
     "Sign",
     "SummableCodec",
     "Ternary",
@@ -48,6 +52,7 @@ __all__ = [
     "codec_class",
     "codec_from",
     "content_hash",
+    "decay_residual",
     "encode_feedback",
     "finite_flag",
     "first_nonfinite",

@@ -8,7 +8,19 @@ from pliant.codecs.base import Codec, FusedFeedback, FusedOwner
 from pliant.codecs.checks import check_encode
 from pliant.codecs.finite import all_finite, finite_flag
 
-__all__ = ["encode_feedback"]
+__all__ = ["decay_residual", "encode_feedback"]
+
+
+def decay_residual(residual: Tensor, x: Tensor, decay: float) -> None:
+    """Multiply a residual by `decay` before x, like it, joins it, unless x is not finite, which leaves it alone.
+
+    So e <- decay e + x - C(decay e + x), as in SparseLoCo (arXiv:2508.15706, Algorithm 1): of an error, decay^t is left
+    after t exchanges.
+    """
+    if is_accelerator(x.device):
+        residual.mul_(torch.where(finite_flag(x), decay, 1.0))
+    elif all_finite(x):
+        residual.mul_(decay)
 
 
 def encode_feedback(

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pliant.codecs import BlockTopK, Dct, TopK
+from pliant.codecs import BlockTopK, ChunkTopK, Dct, TopK
 from pliant.collectives.rounds import comm_for_rows
 from pliant.comm.base import Comm
 
@@ -24,7 +24,7 @@ class SparseAverage:
 
     """
 
-    def __init__(self, codec: TopK | BlockTopK | Dct, numel: int, comm: Comm, device: torch.device) -> None:
+    def __init__(self, codec: TopK | BlockTopK | ChunkTopK | Dct, numel: int, comm: Comm, device: torch.device) -> None:
         self._codec = codec
         self._comm = comm_for_rows(comm, codec.nbytes(numel), device)
         self._own = torch.empty(codec.nbytes(numel), dtype=torch.uint8, device=device)

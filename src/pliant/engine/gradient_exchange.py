@@ -35,7 +35,7 @@ class GradientExchange:
     `store.OWED`, and `owed`, which an earlier plan left. So whatever drops, moves or scales one term must change
     another: `store.adopt` (another plan), `rescale` (another loss scale), `take_back` (results that DDP drops) and
     `end_pass` (a skipped step) do. Exempt are codecs without feedback, which are exact in the mean only or not at all;
-    momenta; and gradients that were not finite.
+    residuals that fade; momenta; and gradients that were not finite.
 
     Args:
         store: Nodes and state of all parameters.

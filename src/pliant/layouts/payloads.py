@@ -23,6 +23,9 @@ def payload_bytes(codec: CodecSpec | None, numel: int) -> int:
         bits = int(_setting(codec, facts, "bits", facts.bits))
         return facts.header_bytes * -(-numel // granularity(codec)) + -(-numel * bits // 8)
     kept = num_kept(codec, numel)
+    if facts.value_codecs:
+        values = payload_bytes(CodecSpec(name=facts.value_codecs[int(codec.setting("bits"))]), kept)
+        return -(-(values + -(-kept * _place_bits(granularity(codec)) // 8)) // 4) * 4
     if facts.kind == "sparsifier":
         return 4 * (kept // granularity(codec) + kept)  # an index for each unit, and its values
     if facts.kind == "shared":
@@ -42,6 +45,8 @@ def num_kept(codec: CodecSpec, numel: int) -> int:
         raise ValueError(f"the codec {codec} sends every element, so that no number of kept ones is known.")
     ratio, block = _setting(codec, facts, "ratio", 1), granularity(codec)
     units = -(-numel // block)
+    if facts.value_codecs:  # so many of each block, and a share of the last
+        return numel // block * math.ceil(ratio * block) + math.ceil(ratio * (numel % block))
     if facts.kind == "transform":  # so many coefficients of each block
         return units * math.ceil(ratio * block)
     return block * min(units, max(1, math.ceil(ratio * units)))
@@ -50,6 +55,11 @@ def num_kept(codec: CodecSpec, numel: int) -> int:
 def granularity(codec: CodecSpec) -> int:
     """Return where a vector may be cut: at multiples of this, each part's payload is what it would be alone."""
     return int(_setting(codec, facts_of(codec.name), "block", 1))
+
+
+def _place_bits(block: int) -> int:
+    """Return the bits of a place within a block."""
+    return next(bits for bits in (8, 12, 16) if block <= 1 << bits)
 
 
 def _setting(codec: CodecSpec, facts: CodecFacts, name: str, otherwise: float) -> float:

@@ -22,6 +22,7 @@ from pliant.simulator.scheduled import by_schedule
 from pliant.simulator.scheduled_codes import coded_sum_rounds
 from pliant.simulator.scheduled_owners import sums_to_owners
 from pliant.simulator.sharded import among_replicas, exchanged, shard_traffic, shards_of
+from pliant.simulator.visible import visible_rounds
 from pliant.spec import (
     Acco,
     After,
@@ -48,6 +49,7 @@ from pliant.spec import (
     Sharded,
     ShardedOptimizer,
     Topology,
+    VisibleChanges,
 )
 
 __all__ = ["TRAFFIC", "ExchangeTraffic", "Moves", "inside_groups", "num_turns", "traffic_beside_shards", "traffic_of"]
@@ -190,7 +192,8 @@ def _coded_gossip(node: CodedGossip, batch: BucketBatch, topology: Topology, tur
 
 
 def _coded_sum(node: ScatterGather, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
-    return ExchangeTraffic(task=tuple(coded_sum_rounds(node, batch, topology)))
+    fades = [work(passes(batch, 1))] if node.decay < 1 else []
+    return ExchangeTraffic(task=(*fades, *coded_sum_rounds(node, batch, topology)))
 
 
 def _momentum(node: CompressedMomentum, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
@@ -266,6 +269,7 @@ TRAFFIC: Mapping[type[Exchange], Callable[[Any, BucketBatch, Topology, int], Exc
     BlockSparse: _block_sparse,
     LowRank: _scheduled(low_rank_rounds),
     DecoupledMomentum: _among_all(all_gather_rounds),
+    VisibleChanges: _among_all(visible_rounds),
     CompressedMomentum: _momentum,
     ShardedOptimizer: _owned,
     Acco: _owned,

@@ -29,6 +29,7 @@ from pliant.spec.state_means import averaged_states
 from pliant.spec.target import Target
 from pliant.spec.timeline import Event, Timeline
 from pliant.spec.topology import Host, Link, Rack, Topology
+from pliant.spec.visible import VisibleChanges
 from pliant.spec.weights import CodedGossip, Gossip, LocalSteps
 from pliant.spec.workload import TensorSpec, Workload
 
@@ -91,6 +92,7 @@ __all__ = [
     "Timing",
     "Topology",
     "ValueBits",
+    "VisibleChanges",
     "WeightGather",
     "Workload",
     "averaged_states",

@@ -50,6 +50,9 @@ class CodecFacts:
     """Bits of an element's code, unless the codec has ``bits`` as a setting."""
     header_bytes: int = 0
     """Bytes in front of each block of a quantizer."""
+    value_codecs: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Bits of a chosen value, of those in the setting ``bits`` -> codec of the values, for a sparsifier that rounds
+    them; its places are within blocks, in 8, 12 or 16 bits each."""
     biased: bool = False
     """Whether the mean of what it decodes to is not what was encoded, so that it needs error feedback."""
     underflows: bool = False
@@ -129,6 +132,15 @@ CODECS: Mapping[str, CodecFacts] = MappingProxyType(
             header_bytes=4,
             speeds=Speeds(encode=3.1, feedback=1.5, decode=2.1, add=2.1),
         ),
+        "sigma2": CodecFacts(
+            kind="quantizer",
+            made_by="sigma2:Sigma2",
+            settings={"block": Setting(default=1024, low=32, high=4096, step=32)},
+            bits=2,
+            header_bytes=8,
+            biased=True,
+            speeds=Speeds(encode=1.9, feedback=0.95, decode=5.5, add=5.0),
+        ),
         "topk": CodecFacts(
             kind="sparsifier",
             made_by="topk:TopK",
@@ -148,6 +160,18 @@ CODECS: Mapping[str, CodecFacts] = MappingProxyType(
             },
             biased=True,
             speeds=Speeds(encode=4.2, feedback=1.6, decode=7.0, add=1.3),
+        ),
+        "chunktopk": CodecFacts(
+            kind="sparsifier",
+            made_by="chunktopk:ChunkTopK",
+            settings={
+                "ratio": Setting(default=1 / 64, low=1e-9, high=1),
+                "block": Setting(default=4096, low=1, high=1 << 16),
+                "bits": Setting(default=2, only=(2, 8, 16)),
+            },
+            value_codecs={2: "sigma2", 8: "minmax8", 16: "bf16"},
+            biased=True,
+            speeds=Speeds(encode=0.8, feedback=0.45, decode=2.5, add=0.07),
         ),
         "randomk": CodecFacts(
             kind="shared",

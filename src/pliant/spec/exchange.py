@@ -179,6 +179,11 @@ class Exchange:
         return self.kind == "gradients" and not self.has_owners
 
     @property
+    def needs_anchor(self) -> bool:
+        """Whether it must know the weights that all ranks set out from, beside the changes that it averages."""
+        return False
+
+    @property
     def has_owners(self) -> bool:
         """Whether each parameter has an owner, who alone steps it."""
         return False

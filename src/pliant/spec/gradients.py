@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.exchange import Exchange, Feedback, Kind, Timing, require, require_codec
-from pliant.spec.ranges import Count, Decay, Number, Range, Tried
+from pliant.spec.ranges import Count, Decay, Number, Range, Ratio, Tried
 from pliant.spec.schedule import Scheduling
 from pliant.spec.selection import Selection
 from pliant.spec.target import Target
@@ -57,6 +57,8 @@ class ScatterGather(Exchange):
     codec: CodecSpec
     feedback: Annotated[Literal["none", "worker", "both"], Tried(("none", "worker", "both"))] = "none"
     """Who keeps what the codec loses."""
+    decay: Ratio = 1.0
+    """Factor of what is kept, from one exchange to the next; below 1 old errors fade."""
     chunk_bytes: Annotated[int, Range(low=4096)] = 1 << 20
     """Bytes before coding in one pipelined piece of a bucket, where owners of equal parts add up; 16 MiB at least on
     accelerators."""
@@ -70,6 +72,12 @@ class ScatterGather(Exchange):
             not self.codec.facts.biased or self.feedback != "none",
             "ScatterGather",
             f"feedback must be 'worker' or 'both' with the biased codec {self.codec}, got 'none'.",
+        )
+        require(
+            self.decay == 1 or self.feedback != "none",
+            "ScatterGather",
+            f"decay must be 1 without feedback, which keeps nothing that could fade, got {self.decay:g}; use "
+            "feedback='both'.",
         )
 
     @property
@@ -87,6 +95,8 @@ class AllGather(Exchange):
 
     made_by: ClassVar[str] = "executors.all_gather:AllGatherExecutor"
     codec: CodecSpec
+    decay: Ratio = 1.0
+    """Factor of what is kept, from one exchange to the next; below 1 what was not sent fades."""
     momentum: Decay = 0.0
     """Factor of the momentum correction; the optimizer's own momentum must then be 0."""
     ramp_steps: Number = 0
@@ -96,6 +106,12 @@ class AllGather(Exchange):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_codec(self.codec, "AllGather", "sparsifier")
+        require(
+            not self.momentum or not self.codec.facts.value_codecs,
+            "AllGather",
+            f"momentum must be 0 with {self.codec.name}, whose values are rounded, so that nobody knows what of the "
+            f"momentum was sent, got {self.momentum:g}; use topk or blocktopk.",
+        )
 
     @property
     def error_feedback(self) -> Feedback:

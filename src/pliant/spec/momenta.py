@@ -56,6 +56,11 @@ class CompressedMomentum(Exchange):
             "CompressedMomentum",
             f"averaging must have feedback 'both', got {self.averaging.feedback!r}.",
         )
+        require(
+            self.averaging.decay == 1,
+            "CompressedMomentum",
+            f"averaging must have decay 1, since 1-bit Adam loses nothing, got {self.averaging.decay:g}.",
+        )
 
     @property
     def kind(self) -> Kind:

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, get_args
 
-from pliant.spec.exchange import Exchange
+from pliant.spec.exchange import Exchange, require
 from pliant.spec.files import canonical_hash
 from pliant.spec.format1 import FlatChoice, exchange_of
 from pliant.spec.gradients import AllReduce
 from pliant.spec.plain import LATER, build_record
+from pliant.spec.weights import LocalSteps
 
 __all__ = ["Match", "Order", "Rule", "SparseWay", "SyncPlan"]
 
@@ -62,6 +63,14 @@ class Rule:
             raise ValueError(
                 f"invalid Rule: exchange must be a node of a plan, got {self.exchange!r}; give one such as "
                 "pliant.qsgd(), or the `node` of an algorithm of your own."
+            )
+        holds = [(node, child) for node in self.exchange.walk() for child in node.children]
+        for holder, node in [(None, self.exchange), *holds]:
+            require(
+                not node.needs_anchor or isinstance(holder, LocalSteps),
+                "Rule",
+                f"{type(node).__name__} compares changes with the weights that all ranks set out from, which "
+                "LocalSteps alone keeps; give it as the averaging of LocalSteps, as pulse_loco() does.",
             )
 
 

@@ -11,7 +11,7 @@ from pliant.accelerator import is_accelerator
 from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.algorithms.executors.ratio_state import check_single_momentum, ramp_ratio
 from pliant.buckets import Bucket
-from pliant.codecs import BlockTopK, TopK, all_finite, codec_from, finite_flag, keep_unless
+from pliant.codecs import BlockTopK, ChunkTopK, TopK, all_finite, codec_from, finite_flag, keep_unless
 from pliant.collectives.sparse import SparseAverage
 from pliant.comm.base import Comm
 from pliant.spec import AllGather
@@ -26,7 +26,7 @@ class AllGatherExecutor:
     Lin et al., Deep Gradient Compression (arXiv:1712.01887), section 3:
 
         u <- m u + g                    momentum correction (with m = 0, u = g and only v is kept)
-        v <- v + u
+        v <- d v + u                    d = `decay`, 1 in the paper; SparseLoCo's (arXiv:2508.15706) is 0.95
         send v at the k largest |v|; there v <- 0 and u <- 0 (momentum factor masking)
 
     The ratio falls to its final value over `ramp_steps` in factors of 4 (25 %, 6.25 %, ...). Bytes: (n-1) payloads in,
@@ -54,9 +54,9 @@ class AllGatherExecutor:
         exchange = state.workspace.get(ratio)
         if exchange is None:
             state.workspace.clear()
-            codec = replace(cast(TopK | BlockTopK, codec_from(self.node.codec)), ratio=ratio)
+            codec = replace(cast(TopK | BlockTopK | ChunkTopK, codec_from(self.node.codec)), ratio=ratio)
             exchange = state.workspace[ratio] = SparseAverage(codec, bucket.numel, comm, bucket.flat.device)
-        g, v = bucket.flat, state.flat["residual"]
+        g, v, decay = bucket.flat, state.flat["residual"], self.node.decay
         if is_accelerator(g.device):
             self._on_device(exchange, g, state, context, ratio)
             return
@@ -64,9 +64,9 @@ class AllGatherExecutor:
         if finite and self.node.momentum:
             u = state.flat["velocity"]
             u.mul_(self.node.momentum).add_(g)
-            v.add_(u)
+            torch.add(u, v, alpha=decay, out=v)
         elif finite:
-            v.add_(g)
+            torch.add(g, v, alpha=decay, out=v)
         # An overflowed gradient poisons everyone's result but must not enter what is kept.
         whole = _square(v) if finite and ratio_setting is not None else None
         exchange(g, v if finite else g, context.seed)
@@ -81,7 +81,7 @@ class AllGatherExecutor:
         """Do the same without waiting to know whether g is finite."""
         finite, v = finite_flag(g), state.flat["residual"]
         velocity = state.flat["velocity"] * self.node.momentum + g if self.node.momentum else g
-        owed = v + velocity
+        owed = torch.add(velocity, v, alpha=self.node.decay)
         whole = _square(owed) if context.ratio_setting is not None else None
         exchange(g, torch.where(finite, owed, g, out=g), context.seed)
         exchange.clear_sent(owed)

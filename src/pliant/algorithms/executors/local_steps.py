@@ -1,6 +1,6 @@
 """Ranks that train alone for a while, then exchange how far they have come."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -64,7 +64,10 @@ class LocalStepsExecutor:
         torch.sub(anchor, change, out=change)
         if context.share != 1:
             change.mul_(context.share)
-        rest = self.inner.on_ready(bucket, state.part(self.prefix, state.workspace), comm, context)
+        its = state.part(self.prefix, state.workspace)
+        if self.node.averaging.needs_anchor:
+            its = replace(its, flat={**its.flat, "anchor": anchor})
+        rest = self.inner.on_ready(bucket, its, comm, context)
         self._step_momentum(change, state, context)
         anchor.sub_(change, alpha=self.node.outer.lr_at(context.step))
         change.copy_(anchor)

@@ -1,22 +1,6 @@
 // Short floating-point formats: powers of two (natural) and e4m3 (fp8), both with one scale per block.
 #include "kernels.h"
 
-INLINE uint32_t largest(const float *x, int64_t n) {  // bits of the largest |x|; NaN is larger than all numbers
-    uint32_t most = 0;
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t a = bits_of(x[i]) & 0x7fffffffu;
-        most = a > most ? a : most;
-    }
-    return most;
-}
-
-// What is to be encoded: x itself, or, in y, its sum with the residual.
-INLINE const float *with_residual(const float *x, const float *residual, float *y, int64_t n) {
-    if (!residual) return x;
-    for (int64_t i = 0; i < n; i++) y[i] = x[i] + residual[i];
-    return y;
-}
-
 // ---- natural: the power of two that no element exceeds, float32 per block; then sign and places below it plus one.
 
 // Adding 23 random bits to the significand carries into the exponent with the probability that makes it unbiased,

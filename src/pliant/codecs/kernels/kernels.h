@@ -43,3 +43,42 @@ static inline uint32_t random_bits(uint32_t seed, uint32_t i) {
 INLINE void prefetch(const void *from, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)from + i, 0, 3);
 }
+
+// Bits of the largest |x|; NaN is larger than all numbers.
+INLINE uint32_t largest(const float *x, int64_t n) {
+    uint32_t most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t a = bits_of(x[i]) & 0x7fffffffu;
+        most = a > most ? a : most;
+    }
+    return most;
+}
+
+// What is to be encoded: x itself, or, in y, its sum with the residual.
+INLINE const float *with_residual(const float *x, const float *residual, float *y, int64_t n) {
+    if (!residual) return x;
+    for (int64_t i = 0; i < n; i++) y[i] = x[i] + residual[i];
+    return y;
+}
+
+// Puts codes of 2 or 4 bits into bytes, the first in the lowest bits.
+INLINE void pack(const uint8_t *codes, uint8_t *out, int64_t n, int bits) {
+    int per = 8 / bits;
+    for (int64_t i = 0; i < n / per; i++) {
+        uint8_t byte = 0;
+        for (int k = 0; k < per; k++) byte |= (uint8_t)(codes[i * per + k] << (k * bits));
+        out[i] = byte;
+    }
+    if (n % per) {
+        uint8_t byte = 0;
+        for (int k = 0; k < n % per; k++) byte |= (uint8_t)(codes[n / per * per + k] << (k * bits));
+        out[n / per] = byte;
+    }
+}
+
+// Takes them out again; writes up to the end of the last byte.
+INLINE void unpack(const uint8_t *packed, uint8_t *codes, int64_t n, int bits) {
+    int per = 8 / bits, mask = (1 << bits) - 1;
+    for (int64_t i = 0; i < (n + per - 1) / per; i++)
+        for (int k = 0; k < per; k++) codes[i * per + k] = (uint8_t)((packed[i] >> (k * bits)) & mask);
+}

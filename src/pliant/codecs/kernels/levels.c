@@ -2,13 +2,8 @@
 // Header max |x| / s as float32 per block, then codes 0..2s of 2, 4 or 8 bits: (q - s) step; block % 32 == 0.
 #include "kernels.h"
 
-INLINE void level_grid(const float *x, int64_t n, int32_t s, float *step,
-                                                             float *inverse) {
-    uint32_t most = 0;
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t a = bits_of(x[i]) & 0x7fffffffu;
-        most = a > most ? a : most;
-    }
+INLINE void level_grid(const float *x, int64_t n, int32_t s, float *step, float *inverse) {
+    uint32_t most = largest(x, n);
     *step = *inverse = 0;
     if (most >= INFINITE_BITS)
         *step = float_of(0x7fc00000u);
@@ -29,20 +24,6 @@ INLINE uint8_t level_code(float x, float inverse, int32_t s, int32_t stochastic,
     return (uint8_t)(s + ((level ^ negative) - negative));
 }
 
-INLINE void pack(const uint8_t *codes, uint8_t *out, int64_t n, int bits) {
-    int per = 8 / bits;
-    for (int64_t i = 0; i < n / per; i++) {
-        uint8_t byte = 0;
-        for (int k = 0; k < per; k++) byte |= (uint8_t)(codes[i * per + k] << (k * bits));
-        out[i] = byte;
-    }
-    if (n % per) {
-        uint8_t byte = 0;
-        for (int k = 0; k < n % per; k++) byte |= (uint8_t)(codes[n / per * per + k] << (k * bits));
-        out[n / per] = byte;
-    }
-}
-
 DISPATCHED void levels_encode(const float *x, float *residual, uint8_t *out, int64_t n, int64_t block, int32_t bits,
                               int32_t stochastic, uint32_t seed) {
     int64_t blocks = (n + block - 1) / block;
@@ -52,11 +33,7 @@ DISPATCHED void levels_encode(const float *x, float *residual, uint8_t *out, int
     uint8_t codes[MAX_BLOCK];
     for (int64_t b = 0; b < blocks; b++) {
         int64_t first = b * block, m = n - first < block ? n - first : block;
-        const float *from = x + first;
-        if (residual) {
-            for (int64_t i = 0; i < m; i++) y[i] = x[first + i] + residual[first + i];
-            from = y;
-        }
+        const float *from = with_residual(x + first, residual ? residual + first : 0, y, m);
         float step, inverse;
         level_grid(from, m, s, &step, &inverse);
         memcpy(out + 4 * b, &step, 4);
@@ -79,16 +56,13 @@ DISPATCHED void levels_decode(const uint8_t *in, float *restrict acc, int64_t n,
     const uint8_t *packed = in + 4 * blocks;
     float s = (float)((1 << (bits - 1)) - 1);
     uint8_t codes[MAX_BLOCK];
-    int per = 8 / bits, mask = (1 << bits) - 1;
     for (int64_t b = 0; b < blocks; b++) {
         int64_t first = b * block, m = n - first < block ? n - first : block;
         float step;
         memcpy(&step, in + 4 * b, 4);
         const uint8_t *q = packed + first;
         if (bits != 8) {
-            const uint8_t *from = packed + first / per;
-            for (int64_t i = 0; i < (m + per - 1) / per; i++)
-                for (int k = 0; k < per; k++) codes[i * per + k] = (uint8_t)((from[i] >> (k * bits)) & mask);
+            unpack(packed + first * bits / 8, codes, m, bits);
             q = codes;
         }
         float *a = acc + first;

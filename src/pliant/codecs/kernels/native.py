@@ -26,6 +26,7 @@ __all__ = [
     "by_owner",
     "cast_decode",
     "cast_encode",
+    "chunks_encode",
     "clear_at",
     "distinct_keys",
     "fp8_decode",
@@ -45,6 +46,8 @@ __all__ = [
     "randomk_clear",
     "randomk_gather",
     "scale",
+    "sigma_decode",
+    "sigma_encode",
     "sign_decode",
     "sign_encode",
     "subtract_ratios",
@@ -75,6 +78,14 @@ def sign_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
     library().sign_decode(payload.data_ptr(), acc.data_ptr(), acc.numel(), block, add)
 
 
+def sigma_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int) -> None:
+    library().sigma_encode(x.data_ptr(), pointer(residual), payload.data_ptr(), x.numel(), block)
+
+
+def sigma_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
+    library().sigma_decode(payload.data_ptr(), acc.data_ptr(), acc.numel(), block, add)
+
+
 def levels_encode(
     x: Tensor, residual: Tensor | None, payload: Tensor, block: int, bits: int, seed: int, *, stochastic: bool
 ) -> None:
@@ -89,6 +100,11 @@ def levels_decode(payload: Tensor, acc: Tensor, block: int, bits: int, *, add: b
 
 def topk_encode(x: Tensor, indices: Tensor, values: Tensor, stride: int) -> None:
     library().topk_encode(x.data_ptr(), indices.data_ptr(), values.data_ptr(), x.numel(), indices.numel(), stride)
+
+
+def chunks_encode(x: Tensor, places: Tensor, values: Tensor, block: int, kept: int) -> None:
+    pointers = x.data_ptr(), places.data_ptr(), values.data_ptr()
+    library().chunks_encode(*pointers, x.numel(), places.numel(), block, kept)
 
 
 def natural_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int, seed: int) -> None:

@@ -5,8 +5,17 @@ Tensors: x, residual, acc float32 (numel,); payload uint8. Layouts are described
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from pliant.codecs.kernels.reference_blocks import (
+    in_blocks,
+    keep,
+    lane_sums,
+    lengths_of,
+    pack,
+    store,
+    unpack,
+    with_residual,
+)
 from pliant.codecs.kernels.reference_cast import cast_decode, cast_encode
 from pliant.codecs.kernels.reference_lowrank import low_rank_left, low_rank_right, low_rank_split, orthogonalize
 from pliant.codecs.kernels.reference_rows import (
@@ -24,6 +33,7 @@ from pliant.codecs.kernels.reference_select import (
     blocks_add,
     blocks_clear,
     blocks_gather,
+    chunks_encode,
     clear_at,
     random_bits,
     randomk_add,
@@ -31,6 +41,7 @@ from pliant.codecs.kernels.reference_select import (
     randomk_gather,
     topk_encode,
 )
+from pliant.codecs.kernels.reference_sigma import sigma_decode, sigma_encode
 
 __all__ = [
     "add_at",
@@ -44,6 +55,7 @@ __all__ = [
     "by_owner",
     "cast_decode",
     "cast_encode",
+    "chunks_encode",
     "clear_at",
     "distinct_keys",
     "fp8_decode",
@@ -64,6 +76,8 @@ __all__ = [
     "randomk_clear",
     "randomk_gather",
     "scale",
+    "sigma_decode",
+    "sigma_encode",
     "sign_decode",
     "sign_encode",
     "subtract_ratios",
@@ -76,36 +90,13 @@ _INFINITE_BITS = 0x7F800000
 _TINY = 1.1754944e-38
 _ROUNDER = 12582912.0
 """1.5 * 2^23: adding it rounds to the nearest integer, half to even."""
-_LANES = 16
-
-
-def _blocks(x: Tensor, block: int, fill: float) -> Tensor:
-    """Return x as (num_blocks, block), the last one filled up."""
-    return pad(x, (0, -x.numel() % block), value=fill).view(-1, block)
-
-
-def _store(values: Tensor, acc: Tensor, *, add: bool) -> None:
-    values = values.reshape(-1)[: acc.numel()]
-    if add:
-        acc.add_(values)
-    else:
-        acc.copy_(values)
-
-
-def _with_residual(x: Tensor, residual: Tensor | None) -> Tensor:
-    return x if residual is None else x + residual
-
-
-def _keep(residual: Tensor, x: Tensor, decoded: Tensor) -> None:
-    """Set residual to what the payload does not carry of x; where the payload is poisoned, the residual stays."""
-    residual.copy_(torch.where(decoded.isfinite(), x - decoded, residual))
 
 
 def minmax8_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int) -> None:
-    x = _with_residual(x, residual)
-    least = _blocks(x, block, torch.inf).amin(1)  # (num_blocks,)
-    most = _blocks(x, block, -torch.inf).amax(1)
-    finite = _blocks(x, block, 0.0).isfinite().all(1)
+    x = with_residual(x, residual)
+    least = in_blocks(x, block, torch.inf).amin(1)  # (num_blocks,)
+    most = in_blocks(x, block, -torch.inf).amax(1)
+    finite = in_blocks(x, block, 0.0).isfinite().all(1)
     inside = (least <= 0) & (most >= 0)
     step = torch.where(inside, most / 255 - least / 255, (most - least) / 255)
     flat = step < _TINY
@@ -120,7 +111,7 @@ def minmax8_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: i
     zero = torch.zeros_like(step)
     low, step, inverse = (torch.where(finite, v, zero) for v in (low, step, inverse))
     offset = torch.where(finite, offset, torch.nan)
-    v = (_blocks(x, block, 0.0) - offset[:, None]) * inverse[:, None]
+    v = (in_blocks(x, block, 0.0) - offset[:, None]) * inverse[:, None]
     v = torch.maximum(v, low[:, None]) + (_ROUNDER - low)[:, None]
     codes = (v - _ROUNDER).nan_to_num(0.0).to(torch.uint8)
     header = torch.stack([low, step, offset], 1).contiguous().view(torch.uint8).view(-1)
@@ -129,59 +120,48 @@ def minmax8_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: i
     if residual is not None:
         decoded = torch.empty_like(x)
         minmax8_decode(payload, decoded, block, add=False)
-        _keep(residual, x, decoded)
+        keep(residual, x, decoded)
 
 
 def minmax8_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
     num_blocks = -(-acc.numel() // block)
     low, step, offset = payload[: 12 * num_blocks].view(torch.float32).view(-1, 3).unbind(1)
-    codes = _blocks(payload[12 * num_blocks :].float(), block, 0.0)
-    _store((codes + low[:, None]) * step[:, None] + offset[:, None], acc, add=add)
+    codes = in_blocks(payload[12 * num_blocks :].float(), block, 0.0)
+    store((codes + low[:, None]) * step[:, None] + offset[:, None], acc, add=add)
 
 
 def _mean_magnitude(x: Tensor, block: int) -> Tensor:
     """Return the mean of |x| per block, float32 (num_blocks,), added up in the order of the C kernel."""
-    lengths = torch.full((-(-x.numel() // block),), float(block), device=x.device)
-    lengths[-1] = x.numel() - block * (lengths.numel() - 1)
-    magnitudes = _blocks(x, block, 0.0).abs()
-    lanes = torch.zeros(lengths.numel(), _LANES, device=x.device)
-    for row in magnitudes.view(-1, block // _LANES, _LANES).unbind(1):
-        lanes += row
-    while lanes.shape[1] > 1:
-        left, right = lanes.chunk(2, dim=1)
-        lanes = left + right
-    mean = lanes[:, 0] / lengths
+    lengths, magnitudes = lengths_of(x, block), in_blocks(x, block, 0.0).abs()
+    mean = lane_sums(magnitudes) / lengths
     return torch.where(mean.isfinite(), mean, (magnitudes.double().sum(1) / lengths).float())
 
 
 def sign_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int) -> None:
-    x = _with_residual(x, residual)
+    x = with_residual(x, residual)
     scale = _mean_magnitude(x, block)
-    bits = _blocks(x.view(torch.int32) < 0, 8, 0.0).to(torch.uint8)  # (num_bytes, 8)
-    weights = 1 << torch.arange(8, device=x.device, dtype=torch.uint8)
     payload[: 4 * scale.numel()] = scale.view(torch.uint8)
-    payload[4 * scale.numel() :] = (bits * weights).sum(1, dtype=torch.uint8)
+    payload[4 * scale.numel() :] = pack((x.view(torch.int32) < 0).to(torch.uint8), 1)
     if residual is not None:
         decoded = torch.empty_like(x)
         sign_decode(payload, decoded, block, add=False)
-        _keep(residual, x, decoded)
+        keep(residual, x, decoded)
 
 
 def sign_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
     num_blocks = -(-acc.numel() // block)
     scale = payload[: 4 * num_blocks].view(torch.float32)
-    shifts = torch.arange(8, device=acc.device, dtype=torch.uint8)
-    bits = (payload[4 * num_blocks :, None] >> shifts) & 1  # (num_bytes, 8)
-    signs = _blocks(1 - 2 * bits.view(-1)[: acc.numel()].float(), block, 0.0)
-    _store(signs * scale[:, None], acc, add=add)
+    bits = unpack(payload[4 * num_blocks :], 1)[: acc.numel()]
+    signs = in_blocks(1 - 2 * bits.float(), block, 0.0)
+    store(signs * scale[:, None], acc, add=add)
 
 
 def levels_encode(
     x: Tensor, residual: Tensor | None, payload: Tensor, block: int, bits: int, seed: int, *, stochastic: bool
 ) -> None:
-    x = _with_residual(x, residual)
+    x = with_residual(x, residual)
     s = (1 << (bits - 1)) - 1
-    blocks = _blocks(x, block, 0.0)
+    blocks = in_blocks(x, block, 0.0)
     most = blocks.abs().amax(1)  # (num_blocks,)
     usable = most.isfinite() & (most >= 1e-35)
     inverse = torch.where(usable, s / most, 0.0)
@@ -196,15 +176,11 @@ def levels_encode(
     codes = (s + torch.where(blocks.signbit(), -level, level)).to(torch.uint8)
     payload[: 4 * step.numel()] = step.view(torch.uint8)
     packed = codes.view(-1)[: x.numel()]
-    if bits != 8:
-        per = 8 // bits
-        weights = 1 << (bits * torch.arange(per, device=x.device, dtype=torch.uint8))
-        packed = (_blocks(packed, per, 0.0) * weights).sum(1, dtype=torch.uint8)
-    payload[4 * step.numel() :] = packed
+    payload[4 * step.numel() :] = packed if bits == 8 else pack(packed, bits)
     if residual is not None:
         decoded = torch.empty_like(x)
         levels_decode(payload, decoded, block, bits, add=False)
-        _keep(residual, x, decoded)
+        keep(residual, x, decoded)
 
 
 def levels_decode(payload: Tensor, acc: Tensor, block: int, bits: int, *, add: bool) -> None:
@@ -212,15 +188,14 @@ def levels_decode(payload: Tensor, acc: Tensor, block: int, bits: int, *, add: b
     step = payload[: 4 * num_blocks].view(torch.float32)
     codes = payload[4 * num_blocks :]
     if bits != 8:
-        shifts = bits * torch.arange(8 // bits, device=acc.device, dtype=torch.uint8)
-        codes = ((codes[:, None] >> shifts) & ((1 << bits) - 1)).view(-1)[: acc.numel()]
+        codes = unpack(codes, bits)[: acc.numel()]
     s = (1 << (bits - 1)) - 1
-    _store((_blocks(codes.float(), block, 0.0) - s) * step[:, None], acc, add=add)
+    store((in_blocks(codes.float(), block, 0.0) - s) * step[:, None], acc, add=add)
 
 
 def natural_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int, seed: int) -> None:
-    x = _with_residual(x, residual)
-    magnitude = _blocks(x.view(torch.int32).long() & 0x7FFFFFFF, block, 0)  # (num_blocks, block)
+    x = with_residual(x, residual)
+    magnitude = in_blocks(x.view(torch.int32).long() & 0x7FFFFFFF, block, 0)  # (num_blocks, block)
     most = magnitude.amax(1, keepdim=True)
     top = ((most >> 23) + 1).clamp(max=254)
     least = (top - 126).clamp(min=1)
@@ -237,22 +212,22 @@ def natural_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: i
     if residual is not None:
         decoded = torch.empty_like(x)
         natural_decode(payload, decoded, block, add=False)
-        _keep(residual, x, decoded)
+        keep(residual, x, decoded)
 
 
 def natural_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
     num_blocks = -(-acc.numel() // block)
     header = payload[: 4 * num_blocks].view(torch.int32).long()[:, None]
-    codes = _blocks(payload[4 * num_blocks :].long(), block, 0)
+    codes = in_blocks(payload[4 * num_blocks :].long(), block, 0)
     places = codes & 127
     power = torch.where(places == 0, 0, ((header >> 23) + 1 - places) << 23)
     values = torch.where(header >= _INFINITE_BITS, header, power).int().view(torch.float32)
-    _store(torch.where(codes > 127, -values, values), acc, add=add)
+    store(torch.where(codes > 127, -values, values), acc, add=add)
 
 
 def fp8_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int) -> None:
-    x = _with_residual(x, residual)
-    blocks = _blocks(x, block, 0.0)
+    x = with_residual(x, residual)
+    blocks = in_blocks(x, block, 0.0)
     most = blocks.abs().amax(1)  # (num_blocks,)
     usable = most.isfinite() & (most >= 1e-34)
     step = torch.where(most.isfinite(), torch.where(usable, most / 448, 0.0), torch.nan)
@@ -263,11 +238,11 @@ def fp8_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int) 
     if residual is not None:
         decoded = torch.empty_like(x)
         fp8_decode(payload, decoded, block, add=False)
-        _keep(residual, x, decoded)
+        keep(residual, x, decoded)
 
 
 def fp8_decode(payload: Tensor, acc: Tensor, block: int, *, add: bool) -> None:
     num_blocks = -(-acc.numel() // block)
     step = payload[: 4 * num_blocks].view(torch.float32)
-    values = _blocks(payload[4 * num_blocks :].view(torch.float8_e4m3fn).float(), block, 0.0)
-    _store(values * step[:, None], acc, add=add)
+    values = in_blocks(payload[4 * num_blocks :].view(torch.float8_e4m3fn).float(), block, 0.0)
+    store(values * step[:, None], acc, add=add)

@@ -2,7 +2,8 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+
+from pliant.codecs.kernels.reference_blocks import in_blocks
 
 __all__ = [
     "add_at",
@@ -10,6 +11,7 @@ __all__ = [
     "blocks_add",
     "blocks_clear",
     "blocks_gather",
+    "chunks_encode",
     "clear_at",
     "random_bits",
     "randomk_add",
@@ -32,11 +34,6 @@ def random_bits(seed: int | Tensor, index: Tensor) -> Tensor:
     return h ^ (h >> 16)
 
 
-def _blocks(x: Tensor, block: int, fill: float) -> Tensor:
-    """Return x as (num_blocks, block), the last one filled up."""
-    return pad(x, (0, -x.numel() % block), value=fill).view(-1, block)
-
-
 def topk_encode(x: Tensor, indices: Tensor, values: Tensor, stride: int) -> None:
     k = indices.numel()
     magnitude = x.view(torch.int32) & 0x7FFFFFFF  # the order of |x|, NaN above all
@@ -48,6 +45,19 @@ def topk_encode(x: Tensor, indices: Tensor, values: Tensor, stride: int) -> None
         chosen = _first_reaching(magnitude, least, k)
     indices.copy_(chosen)
     values.copy_(torch.where(chosen >= 0, x[chosen.clamp(min=0)], 0.0))
+
+
+def chunks_encode(x: Tensor, places: Tensor, values: Tensor, block: int, kept: int) -> None:
+    """Write the places of the `kept` largest |x| of each chunk, ascending, and their values; see select.c."""
+    magnitude, whole = x.view(torch.int32) & 0x7FFFFFFF, x.numel() // block
+    num = whole * kept
+    for first, end, chosen in ((0, whole * block, places[:num]), (whole * block, x.numel(), places[num:])):
+        if chosen.numel():
+            rows = magnitude[first:end].view(-1, min(block, end - first))
+            order = torch.sort(rows, dim=1, descending=True, stable=True).indices[:, : chosen.numel() // len(rows)]
+            starts = torch.arange(first, end, rows.shape[1], device=x.device)
+            chosen.copy_((order.sort(1).values + starts[:, None]).view(-1))
+    values.copy_(x.index_select(0, places))
 
 
 def _first_reaching(magnitude: Tensor, least: Tensor, k: int) -> Tensor:
@@ -79,7 +89,7 @@ def _clear(x: Tensor, places: Tensor) -> None:
 
 
 def block_rms(x: Tensor, rms: Tensor, block: int) -> None:
-    rms.copy_(_blocks(x, block, 0.0).double().square().mean(1).sqrt())
+    rms.copy_(in_blocks(x, block, 0.0).double().square().mean(1).sqrt())
 
 
 def _elements(indices: Tensor, numel: int, block: int) -> tuple[Tensor, Tensor]:
@@ -89,7 +99,7 @@ def _elements(indices: Tensor, numel: int, block: int) -> tuple[Tensor, Tensor]:
 
 
 def blocks_gather(x: Tensor, indices: Tensor, values: Tensor, block: int) -> None:
-    values.view(-1, block).copy_(_blocks(x, block, 0.0)[indices.long()])
+    values.view(-1, block).copy_(in_blocks(x, block, 0.0)[indices.long()])
 
 
 def blocks_add(acc: Tensor, indices: Tensor, values: Tensor, block: int) -> None:

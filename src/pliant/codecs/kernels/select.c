@@ -33,15 +33,19 @@ static uint32_t kth_magnitude(const float *x, int64_t n, int64_t stride, int64_t
     return high << 15 | low;
 }
 
+INLINE uint32_t most_of_16(const float *x) {
+    uint32_t most = 0;
+    for (int j = 0; j < 16; j++) most = magnitude(x[j]) > most ? magnitude(x[j]) : most;
+    return most;
+}
+
 // Writes up to `room` places with |x| bits of at least `least`, in ascending order, and their values.
 // Returns how many were written; most groups of 16 hold none and are passed over at once.
 DISPATCHED int64_t collect_from(const float *x, int64_t n, uint32_t least, int32_t *indices, float *values,
                                 int64_t room) {
     int64_t found = 0, i = 0;
     for (; i + 16 <= n && found + 16 <= room; i += 16) {
-        uint32_t most = 0;
-        for (int j = 0; j < 16; j++) most = magnitude(x[i + j]) > most ? magnitude(x[i + j]) : most;
-        if (most < least) continue;
+        if (most_of_16(x + i) < least) continue;
         for (int j = 0; j < 16; j++) {  // without branches: written always, counted if large
             indices[found] = (int32_t)(i + j);
             values[found] = x[i + j];
@@ -108,6 +112,57 @@ EXPORT void topk_encode(const float *x, int32_t *indices, float *values, int64_t
     for (; taken < k; taken++) {
         indices[taken] = -1;
         values[taken] = 0;
+    }
+}
+
+// How many of n magnitudes are at least `least`; both are below 2^31, and signed numbers compare faster.
+INLINE int32_t count_from(const float *x, int64_t n, uint32_t least) {
+    int32_t count = 0;
+    for (int64_t i = 0; i < n; i++) count += (int32_t)magnitude(x[i]) >= (int32_t)least;
+    return count;
+}
+
+// Of `count` candidates at places `from` (or first, first + 1, ...), writes the k largest, ties to the lower place; returns
+// the least magnitude taken. It is found bit by bit; where exactly k reach it, the lower bits do not matter.
+INLINE uint32_t choose(const float *x, const int32_t *from, int64_t count, int64_t first, int32_t k, int32_t *indices,
+                       float *values) {
+    uint32_t least = 0;
+    int32_t reached = (int32_t)count, taken = 0;
+    for (uint32_t bit = 1u << 30; bit && reached != k; bit >>= 1) {
+        int32_t with = count_from(x, count, least | bit);
+        if (with < k) continue;
+        least |= bit;
+        reached = with;
+    }
+    int32_t ties = k - count_from(x, count, least + 1);
+    for (int64_t i = 0; taken < k; i++) {
+        while (i % 16 == 0 && i + 16 <= count && most_of_16(x + i) < least) i += 16;
+        uint32_t a = magnitude(x[i]);
+        if (a < least || (a == least && ties-- <= 0)) continue;
+        indices[taken] = (int32_t)(first + (from ? from[i] : i));
+        values[taken++] = x[i];
+    }
+    return least;
+}
+
+#define ROOM 2048  // candidates of a chunk
+
+// The k largest of each chunk, fewer of a last one that is shorter: places in ascending order, and values. Neighbouring
+// chunks are alike: what reaches a part of the last one's threshold are candidates, if they are enough and not too many.
+DISPATCHED void chunks_encode(const float *x, int32_t *indices, float *values, int64_t n, int64_t count, int64_t block,
+                              int64_t k) {
+    int32_t places[ROOM];
+    float kept[ROOM];
+    uint32_t least = 0;
+    for (int64_t first = 0, found = 0; first < n; first += block, found += k) {
+        int64_t m = n - first < block ? n - first : block;
+        int32_t wanted = (int32_t)(found + k < count ? k : count - found);
+        uint32_t enough = least - (1u << 22);  // half an octave lower
+        int64_t candidates = least >> 22 ? collect_from(x + first, m, enough, places, kept, ROOM) : 0;
+        if (candidates >= wanted && candidates <= ROOM - 16)
+            least = choose(kept, places, candidates, first, wanted, indices + found, values + found);
+        else
+            least = choose(x + first, 0, m, first, wanted, indices + found, values + found);
     }
 }
 

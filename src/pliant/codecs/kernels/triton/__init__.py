@@ -14,6 +14,7 @@ from pliant.codecs.kernels.reference import (
     blocks_clear,
     blocks_gather,
     by_owner,
+    chunks_encode,
     distinct_keys,
     hash_bytes,
     low_rank_left,
@@ -41,6 +42,7 @@ from pliant.codecs.kernels.triton.levels import levels_decode, levels_encode, le
 from pliant.codecs.kernels.triton.lowrank import low_rank_split, orthogonalize
 from pliant.codecs.kernels.triton.minmax8 import minmax8_decode, minmax8_encode, minmax8_mean
 from pliant.codecs.kernels.triton.select import add_at, clear_at, topk_encode
+from pliant.codecs.kernels.triton.sigma import sigma_decode, sigma_encode, sigma_mean
 from pliant.codecs.kernels.triton.sign import sign_decode, sign_encode, sign_mean
 
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "cast_decode",
     "cast_encode",
     "cast_mean",
+    "chunks_encode",
     "clear_at",
     "distinct_keys",
     "fp8_decode",
@@ -81,6 +84,9 @@ __all__ = [
     "randomk_gather",
     "scale",
     "scale_and_mark",
+    "sigma_decode",
+    "sigma_encode",
+    "sigma_mean",
     "sign_decode",
     "sign_encode",
     "sign_mean",

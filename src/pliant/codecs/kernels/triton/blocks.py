@@ -3,7 +3,8 @@
 
 A format is a pair of functions: `quantize(v, inside, i, seed, BITS)` gives codes, three numbers of the header for each
 block, and the decoded values; `dequantize(codes, low, step, offset, BITS)` gives those values. HEADER says how many of
-the numbers a payload carries: 0, 1 (the step) or 3. Every element is read once, and what becomes of it is written once.
+the numbers a payload carries: 0, 1 (the step), 2 (low and step) or 3. Every element is read once, and what becomes of
+it is written once.
 """
 
 from collections.abc import Callable
@@ -28,9 +29,10 @@ def _store_header(header, low, step, offset, first, n, HEADER: tl.constexpr, BLO
     real = row * BLOCK < n - first
     if HEADER == 1:
         tl.store(at, step, real)
-    if HEADER == 3:
+    if HEADER >= 2:
         tl.store(at, low, real)
         tl.store(at + 1, step, real)
+    if HEADER == 3:
         tl.store(at + 2, offset, real)
 
 
@@ -42,9 +44,10 @@ def _load_header(header, first, n, HEADER: tl.constexpr, BLOCK: tl.constexpr, RO
     low, step, offset = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
     if HEADER == 1:
         step = tl.load(at, real, 0.0)
-    if HEADER == 3:
+    if HEADER >= 2:
         low = tl.load(at, real, 0.0)
         step = tl.load(at + 1, real, 0.0)
+    if HEADER == 3:
         offset = tl.load(at + 2, real, 0.0)
     return low[:, None], step[:, None], offset[:, None]
 
