@@ -21,7 +21,7 @@ from pliant.planner import Gene, Genome, SearchResult, Space
 from pliant.spec import Custom
 
 WHERE = ("slots", "prepare", "before", "after", "poison", "nowhere")
-BASE = tuner._EXACT[False].plan("auto")
+BASE = tuner.OWN_EXCHANGE[False].plan("auto")
 
 
 @dataclass(frozen=True, kw_only=True)

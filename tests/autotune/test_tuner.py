@@ -109,7 +109,7 @@ def test_nothing_is_tried_where_nothing_is_predicted_to_pay(monkeypatch):
 
     (plan, choice, text), *others = pliant.run_world(2, body)
     assert tried == []
-    assert plan == tuner._EXACT[False].plan("auto").hash
+    assert plan == tuner.OWN_EXCHANGE[False].plan("auto").hash
     assert (choice.adopted, choice.gains, choice.steps_ratio) == (False, (), 1.0)
     assert "none of the others is predicted to pay, so that none was tried" in text
     assert text.count("risk: ") >= 3  # the frontier, whatever the quality

@@ -1,11 +1,13 @@
 """Options of the automatic choice of a plan, "auto"."""
 
 import math
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
 from pliant.autotune.bounds import QualityBounds
+from pliant.planner.genome import Gene
 from pliant.planner.quality import Quality
 
 __all__ = ["DEFAULT_EXPERIENCE", "Auto"]
@@ -82,6 +84,16 @@ class Auto:
         if self.tuned_for_ranks < 0:
             raise ValueError(f"a learning rate cannot be tuned for {self.tuned_for_ranks} ranks; 0 means all of them.")
         Quality(budget=self.quality)  # which refuses what is no budget
+
+    def quality_with(self, optimizer: str, rejected: Set[Gene] = frozenset()) -> Quality:
+        """Return the limit of what may be tried with an optimizer, of this class, but for what was rejected."""
+        return Quality(
+            budget=self.quality,
+            optimizer=optimizer,
+            unmeasured=self.unmeasured,
+            rejected=rejected,
+            equal_weights=self.equal_weights,
+        )
 
     def limited(self, step_s: float, done: int = 0) -> Self:
         """Return these options with limits that follow the length of the training, if that was given.

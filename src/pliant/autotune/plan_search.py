@@ -17,8 +17,8 @@ from pliant.autotune.trials import Steps, TrialRunner
 from pliant.comm.base import Comm
 from pliant.comm.text_broadcast import broadcast_text
 from pliant.planner import Genome, Quality, SearchResult, Space, Trial
-from pliant.planner.challenge import is_changed
-from pliant.planner.experience import Experience, plans_text
+from pliant.planner.challenge import CHANGED, is_changed
+from pliant.planner.experience import plans_text
 from pliant.planner.schedules import scheduled_plan
 from pliant.simulator import CostFeatures
 from pliant.spec import SyncPlan
@@ -54,6 +54,8 @@ class PlanSearch:
     quality: Quality
     anew: bool
     """Whether nothing is known of these conditions; else it is a short search after a change."""
+    is_known: bool
+    """Whether an earlier run has left its plan for these conditions, on the first rank."""
     say: Callable[[str], None]
     """Tells where the search is."""
 
@@ -62,16 +64,15 @@ class PlanSearch:
         """Function that returns the plan of a genome, with schedules for the network."""
         return partial(scheduled_plan, workload=self.conditions.workload, topology=self.conditions.topology)
 
-    def try_plans(self, again: Experience | None, *, pays: bool) -> Steps[SearchResult | None]:
+    def try_plans(self, *, pays: bool) -> Steps[SearchResult | None]:
         """Try the plans that the first rank asks for; return the result of the search there, and None elsewhere.
 
         Args:
-            again: Experience, on the first rank, of a plan that is put in force first.
             pays: Whether a plan is predicted to pay, on the first rank; nothing is tried otherwise.
 
         """
         most = self.auto.max_trials if self.anew else min(_AGAIN_TRIALS, self.auto.max_trials)
-        asking = self._search(again, most) if pays and self.comm.rank == 0 else None
+        asking = self._search(most) if pays and self.comm.rank == 0 else None
         asked, found = advance_search(asking, None)
         number = 0
         while (wanted := share_request(self.comm, asked, self.plan_of)) is not None:
@@ -86,6 +87,14 @@ class PlanSearch:
                 asked, found = advance_search(asking, trial)
         return found
 
+    def holds(self, found: SearchResult | None) -> bool:
+        """Say whether the known plan took the time that it took then; on other ranks than the first always."""
+        if self.comm.rank or self.recalled.experience is None:
+            return True
+        kept = self.recalled.experience.kept
+        tried = found is not None and any(trial.genes == kept and trial.status == "ok" for trial in found.trials)
+        return found is not None and tried and found.stopped != CHANGED
+
     def decide(self, found: SearchResult | None, exact_name: str) -> Steps[PlanDecision]:
         """Hold the best of a search against each other, and against exact training where that is not hopeless.
 
@@ -97,12 +106,14 @@ class PlanSearch:
             exact_name: Of torch's own exchange.
 
         """
-        exact, most = self.exact.plan("auto"), _FINALISTS if self.anew else 1
-        best_found = select_finalists(found, self.in_force, self.quality, most) if found is not None else []
+        exact, most = self.exact.plan("auto"), _FINALISTS if self.anew and not self.is_known else 1
+        best_found = select_finalists(found, self._stays(found), self.quality, most) if found is not None else []
         shared = share_finalists(self.comm, best_found, self.quality, self.plan_of)
         known = {self.plan_of(trial.genes).hash: trial.genes for trial in best_found}
         rivals = [each for each in shared if each.plan.hash != exact.hash]
         kept = shared[0] if shared else Finalist(exact, True, 1.0, math.nan)
+        if self.is_known:
+            return self._decide_known(kept, known.get(kept.plan.hash, self.exact))
         if not rivals:
             return PlanDecision(kept, self.exact, expected_s=kept.tried_s)
         first, exact_s = rivals[0], share_number(self.comm, self._exact_s(found))
@@ -175,23 +186,37 @@ class PlanSearch:
             lines.append(plans_text(found.trials, found.predicted_s))
         return broadcast_text("\n".join([*lines, *self.recalled.notes]), self.comm)
 
+    def _stays(self, found: SearchResult) -> Trial:
+        """Return the plan that is left only for a better one: that of an earlier run, or what is in force."""
+        before = self.recalled.experience if self.is_known else None
+        return self.in_force if before is None else next(t for t in found.trials if t.genes == before.kept)
+
+    def _decide_known(self, kept: Finalist, genes: Genome) -> PlanDecision:
+        """Keep the plan of an earlier run, or one that took less: all was compared with exact training then."""
+        exact_s = self.in_force.step_s if self.in_force.genes == self.exact else self.searches.step_s(self.exact)
+        exact_s = share_number(self.comm, exact_s)
+        if kept.plan.hash == self.exact.plan("auto").hash:
+            return PlanDecision(kept, self.exact, expected_s=kept.tried_s)
+        gains = (exact_s / (kept.tried_s * kept.ratio),)
+        return PlanDecision(kept, genes, gains, True, kept.tried_s, predicted=True)
+
     def _exact_s(self, found: SearchResult | None) -> float:
         """Return the step time of torch's own exchange, seen or predicted, on the first rank; NaN if not known."""
         if not self._trusts_exact_s(found):
             return math.nan
         return self.in_force.step_s if self.in_force.genes == self.exact else self.searches.step_s(self.exact)
 
-    def _search(
-        self, again: Experience | None, num_trials: int
-    ) -> Generator[tuple[Genome, float], Trial, SearchResult]:
+    def _search(self, num_trials: int) -> Generator[tuple[Genome, float], Trial, SearchResult]:
         workload, topology = self.conditions.workload, self.conditions.topology
+        before = self.recalled.experience
+        again = before if self.is_known else None
         overheads = self.conditions.overheads if again is None else again.learned_overheads
         features = CostFeatures(workload, topology, overheads, workload.rank_factors)
         space, seeds = Space(workload, topology, self.quality), {"in force": self.in_force.genes, "exact": self.exact}
         if not self.anew:
             return self.searches.search(space, features, seeds, self.in_force, num_trials)
-        if again is None and self.recalled.experience is not None:
-            seeds["kept elsewhere"] = self.recalled.experience.kept
+        if again is None and before is not None:
+            seeds["kept elsewhere"] = before.kept
         return self.searches.begin(
             space, features, seeds, self.in_force, again, lambda found: self.keep(found, found.best, complete=False)
         )

@@ -16,16 +16,15 @@ from pliant.autotune.rejected import RejectedPlans
 from pliant.autotune.searches import Searches
 from pliant.autotune.summary import Choice
 from pliant.autotune.trials import Steps, TrialRunner, TunableRun
-from pliant.autotune.watching import watch_first_steps
+from pliant.autotune.watching import WATCHED_STEPS, WatchedSteps, observe_run, resume_steps, watch_first_steps
 from pliant.comm.base import Comm
 from pliant.engine.attachments import AttachedTuner
 from pliant.engine.joint_optimizer import optimizer_name
 from pliant.netmodel import Overheads
 from pliant.network.machine import measure_machine
 from pliant.network.probing import probe
-from pliant.planner import Gene, Genome, Quality, Trial, advise, all_of
-from pliant.planner.challenge import CHANGED, is_changed
-from pliant.planner.experience import Experience
+from pliant.planner import OWN_EXCHANGE, Gene, Genome, Trial, advise, all_of
+from pliant.planner.challenge import is_changed
 from pliant.profiling.observe import Observation
 from pliant.spec import SyncPlan, Topology, Workload
 
@@ -33,8 +32,6 @@ __all__ = ["AutoTuner"]
 
 _log = logging.getLogger("pliant")
 
-_EXACT = {False: Genome(Gene("exact", {"bits": 32})), True: Genome(Gene("torch_shards", {}))}
-"""Whether a model is sharded -> torch's own exchange: DDP's, in its own buckets, or FSDP2's."""
 _COARSE = Genome(Gene("exact", {"bits": 16}))
 _NAMES = {False: "DDP's own exchange", True: "FSDP2's own exchange"}
 _ENOUGH_S = 0.6
@@ -51,7 +48,7 @@ class AutoTuner(AttachedTuner):
     Args:
         run: The run.
         auto: Options.
-        observation: Of the run's first steps.
+        observation: Of the run's first steps; None to begin from conditions that are known.
         comm: Over a group that nothing else uses.
         recalled: What earlier runs have left; nothing if None.
 
@@ -60,7 +57,12 @@ class AutoTuner(AttachedTuner):
     keeps_from_joining = "auto measures all ranks in every step"
 
     def __init__(
-        self, run: TunableRun, auto: Auto, observation: Observation, comm: Comm, recalled: Recalled | None = None
+        self,
+        run: TunableRun,
+        auto: Auto,
+        observation: Observation | None,
+        comm: Comm,
+        recalled: Recalled | None = None,
     ) -> None:
         self._run, self._auto, self._observation, self._comm = run, auto, observation, comm
         self._exact_name = _NAMES[run.num_shards > 0]
@@ -72,8 +74,10 @@ class AutoTuner(AttachedTuner):
         """Outcome of the last search; None until one has ended."""
         self.prospects: Prospects | None = None
         """Predictions before the last search, on the first rank; None elsewhere."""
+        self.watched: WatchedSteps
+        """Findings of the first steps, there once a search has begun."""
         self._recalled = recalled or Recalled()
-        self._exact = _EXACT[run.num_shards > 0]
+        self._exact = OWN_EXCHANGE[run.num_shards > 0]
         self._genes = _COARSE if run.plan.hash == _COARSE.plan().hash else self._exact  # of the plan in force
         self._is_exact = True
         self._guard = PlanGuard(run, comm, self._exact.plan("auto"))
@@ -82,6 +86,11 @@ class AutoTuner(AttachedTuner):
         self._overheads: Overheads | None = None  # until the machine was measured
         self._tuning = self._tune()
         next(self._tuning)
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the conditions are those of an earlier run, and none of this one's steps was watched before."""
+        return self._observation is None
 
     def after_step(self, step: int) -> None:
         """Go on; a plan may be switched in it. Collective."""
@@ -100,18 +109,20 @@ class AutoTuner(AttachedTuner):
     def close(self) -> None:
         """Stop, whatever it was about to do."""
         self._tuning.close()
-        self._observation.close()
+        if self._observation is not None:
+            self._observation.close()
         self._comm.close()
 
     def _tune(self) -> Steps[None]:
-        watched = yield from watch_first_steps(self._run, self._observation, self._comm, self._stay_exact)
-        self._watched, workload = watched, watched.workload
-        if not watched.finds_loss:
-            self._rejected.add(all_of("tasc"))  # whose curvature nobody could feel
-        self._auto = self._auto.limited(watched.step_s)
+        yield from self._watch()
         self._searches = Searches(self._auto)
         hold_steps, result = _HOLD_STEPS, None
-        expected_s = yield from self._choose_again(workload)
+        expected_s = yield from self._choose_again()
+        if expected_s is None and self._observation is None:
+            self._observation = observe_run(self._run, WATCHED_STEPS)
+            yield from self._watch()
+            self._searches.limits = self._auto
+        workload = self.watched.workload
         while True:
             before = self._run.plan.hash
             if result is not None:
@@ -135,6 +146,16 @@ class AutoTuner(AttachedTuner):
                 took = f"{1e3 * result.step_s:.4g} ms instead of {1e3 * result.usual_s:.4g} ms"
                 _log.info("auto searches again after step %d: steps took %s.", self._run.steps, took)
 
+    def _watch(self) -> Steps[None]:
+        run, observation, comm, known = self._run, self._observation, self._comm, self._recalled.known
+        if observation is not None:
+            self.watched = yield from watch_first_steps(run, observation, comm, self._stay_exact)
+        elif known is not None:
+            self.watched = yield from resume_steps(run, known, comm)
+        if not self.watched.finds_loss:
+            self._rejected.add(all_of("tasc"))  # whose curvature nobody could feel
+        self._auto = self._auto.limited(self.watched.step_s)
+
     def _stay_exact(self) -> None:
         """Keep torch's own exchange, since a rank cannot see when backward begins. Collective."""
         self._run.switch(self._exact.plan("auto"))
@@ -148,19 +169,20 @@ class AutoTuner(AttachedTuner):
         """Return hosts and links: by the watched steps' own messages where they suffice, or by a probe."""
         if self._overheads is None:
             self._overheads = Overheads.of(measure_machine(self._comm, budget_s=self._auto.probe_s / 5))
-        found = self._watched.topology(self._comm) if result is None else None
+        found = self.watched.topology(self._comm) if result is None else None
         return found or probe(self._comm, budget_s=self._auto.probe_s, connections=self._comm.connections)
 
-    def _choose_again(self, workload: Workload) -> Steps[float | None]:
+    def _choose_again(self) -> Steps[float | None]:
         """Put the plan of an earlier run in force; return its step time, or None if conditions are others now."""
-        if self._recalled.links is None:
+        known = self._recalled.known
+        if known is None:
             return None
-        topology, self._overheads, before = self._recalled.links
-        now, expected_s = self._watched.bytes_per_s, None
+        self._overheads = known.overheads
+        now, before, expected_s = self.watched.bytes_per_s, known.bytes_per_s, None
         if now and before and is_changed(now, before):
             self._recalled.note(f"It was not used: messages went at {now:.3g} bytes per s, and at {before:.3g} then.")
         else:
-            expected_s = yield from self._choose(workload, topology, None, self._recalled.experience)
+            expected_s = yield from self._choose(self.watched.workload, known.topology, None, is_known=True)
         if expected_s is None:
             self._overheads = None
             self._searches.forget_last()
@@ -172,7 +194,7 @@ class AutoTuner(AttachedTuner):
         return (yield from monitor.watch(hold_steps, expected_s))
 
     def _choose(
-        self, workload: Workload, topology: Topology, result: MonitorResult | None, again: Experience | None = None
+        self, workload: Workload, topology: Topology, result: MonitorResult | None, *, is_known: bool = False
     ) -> Steps[float | None]:
         """Try plans, hold the best against each other and against exact training, and keep the fastest.
 
@@ -180,22 +202,16 @@ class AutoTuner(AttachedTuner):
             workload: What a step computes and exchanges.
             topology: Hosts and links.
             result: Reason for another search; None for the first.
-            again: Experience, on the first rank, of a plan that is put in force first.
+            is_known: Whether an earlier run has left the plan, which is put in force first.
 
         Returns:
             Step time when the best was tried; NaN if it is not known. None if the experience does not hold any more.
 
         """
         exact, anew = self._exact.plan("auto"), result is None or result.at_once
-        conditions = Conditions(workload, topology, self._overheads or Overheads(), self._watched.bytes_per_s)
-        quality = Quality(
-            budget=self._auto.quality,
-            optimizer=optimizer_name(self._run.optimizer),
-            unmeasured=self._auto.unmeasured,
-            rejected=self._rejected.genes,
-            equal_weights=self._auto.equal_weights,
-        )
-        in_force = Trial(genes=self._genes, steps_s=((result or self._watched).step_s,))
+        conditions = Conditions(workload, topology, self._overheads or Overheads(), self.watched.bytes_per_s)
+        quality = self._auto.quality_with(optimizer_name(self._run.optimizer), self._rejected.genes)
+        in_force = Trial(genes=self._genes, steps_s=((result or self.watched).step_s,))
         self._trials = TrialRunner(self._run, self._comm, _ENOUGH_S if anew else _AGAIN_S, exact)
         if self._comm.rank == 0:
             costs = conditions.overheads
@@ -212,12 +228,13 @@ class AutoTuner(AttachedTuner):
             conditions=conditions,
             quality=quality,
             anew=anew,
+            is_known=is_known,
             say=self._say,
         )
         pays = self.prospects is not None and self._auto.pays(self.prospects.gain, in_force.step_s, self._run.steps)
-        found = yield from search.try_plans(again, pays=pays)
-        if not holds_on_all(self._comm, found is None or found.stopped != CHANGED):
-            self._recalled.note("Its plan took another time than then, so that all was measured anew.")
+        found = yield from search.try_plans(pays=pays or is_known)
+        if is_known and not holds_on_all(self._comm, search.holds(found)):
+            self._recalled.note("Its plan took another time than then, or failed, so that all was measured anew.")
             return None
         decision = yield from search.decide(found, self._exact_name)
         chosen = decision.plan(exact)
