@@ -103,7 +103,7 @@ class Auto:
             done: Steps that were made.
 
         """
-        search_s = self._search_s(step_s, done)
+        search_s = self.search_s(step_s, done)
         return replace(
             self,
             probe_s=min(self.probe_s, max(_LEAST_PROBE_S, _OF_PROBE * search_s)),
@@ -117,8 +117,9 @@ class Auto:
 
     def may_search(self, step_s: float, done: int) -> bool:
         """Say whether so much of the training is left that a search can pay; arguments as of `limited`."""
-        enough = self._search_s(step_s, done) >= _LEAST_AGAIN_S
+        enough = self.search_s(step_s, done) >= _LEAST_AGAIN_S
         return enough and (not self.num_steps or self.num_steps - done >= _LEAST_LEFT)
 
-    def _search_s(self, step_s: float, done: int) -> float:
+    def search_s(self, step_s: float, done: int) -> float:
+        """Return the time that a search may take; arguments as of `limited`."""
         return _SHARE * max(0, self.num_steps - done) * step_s if self.num_steps else math.inf

@@ -14,6 +14,7 @@ from pliant.autotune.prospects import Prospects, look_ahead
 from pliant.autotune.recall import Conditions, Recalled
 from pliant.autotune.rejected import RejectedPlans
 from pliant.autotune.searches import Searches
+from pliant.autotune.short_searches import ShortSearches
 from pliant.autotune.summary import Choice
 from pliant.autotune.trials import Steps, TrialRunner, TunableRun
 from pliant.autotune.watching import WATCHED_STEPS, WatchedSteps, observe_run, resume_steps, watch_first_steps
@@ -36,8 +37,6 @@ _COARSE = Genome(Gene("exact", {"bits": 16}))
 _NAMES = {False: "DDP's own exchange", True: "FSDP2's own exchange"}
 _ENOUGH_S = 0.6
 """Time in which blocks of a trial begin."""
-_AGAIN_S = 0.06
-"""The same in a search after a change, which is short: with the windows that detect it, about 50 steps."""
 _HOLD_STEPS = 50
 """Steps after a search without another one; twice as many each time that it kept the plan, or a change came soon."""
 
@@ -81,6 +80,7 @@ class AutoTuner(AttachedTuner):
         self._genes = _COARSE if run.plan.hash == _COARSE.plan().hash else self._exact  # of the plan in force
         self._is_exact = True
         self._guard = PlanGuard(run, comm, self._exact.plan("auto"))
+        self._short = ShortSearches(run, comm, self._exact.plan("auto"))
         self._rejected = RejectedPlans(comm.rank, self._exact.base)
         self._chosen_why = ""  # explanation of what the last search has chosen
         self._overheads: Overheads | None = None  # until the machine was measured
@@ -116,7 +116,7 @@ class AutoTuner(AttachedTuner):
     def _tune(self) -> Steps[None]:
         yield from self._watch()
         self._searches = Searches(self._auto)
-        hold_steps, result = _HOLD_STEPS, None
+        hold_steps, result, repeated = _HOLD_STEPS, None, False
         expected_s = yield from self._choose_again()
         if expected_s is None and self._observation is None:
             self._observation = observe_run(self._run, WATCHED_STEPS)
@@ -124,11 +124,17 @@ class AutoTuner(AttachedTuner):
             self._searches.limits = self._auto
         workload = self.watched.workload
         while True:
-            before = self._run.plan.hash
+            before, began = self._run.plan.hash, self._run.steps
             if result is not None:
                 self._note_fallback(self._run.plan, self._guard.leave())
+            anew = result is None or (result.at_once and not repeated)
             if result is not None or expected_s is None:
-                expected_s = yield from self._choose(workload, self._measure_links(result), result)
+                expected_s = yield from self._choose(workload, self._measure_links(result), result, anew=anew)
+            if anew:
+                self._short.begin()
+                repeated = result is not None
+            else:
+                self._short.spend(self._run.steps - began)
             if result is not None:
                 restless = self._run.plan.hash == before or result.steps < 2 * hold_steps
                 hold_steps = 2 * hold_steps if restless else _HOLD_STEPS
@@ -169,8 +175,12 @@ class AutoTuner(AttachedTuner):
         """Return hosts and links: by the watched steps' own messages where they suffice, or by a probe."""
         if self._overheads is None:
             self._overheads = Overheads.of(measure_machine(self._comm, budget_s=self._auto.probe_s / 5))
-        found = self.watched.topology(self._comm) if result is None else None
-        return found or probe(self._comm, budget_s=self._auto.probe_s, connections=self._comm.connections)
+        found, budget_s = None, self._auto.probe_s
+        if result is None:
+            found = self.watched.topology(self._comm)
+        else:
+            budget_s = self._short.probe_s(result.step_s, budget_s)
+        return found or probe(self._comm, budget_s=budget_s, connections=self._comm.connections)
 
     def _choose_again(self) -> Steps[float | None]:
         """Put the plan of an earlier run in force; return its step time, or None if conditions are others now."""
@@ -182,7 +192,7 @@ class AutoTuner(AttachedTuner):
         if now and before and is_changed(now, before):
             self._recalled.note(f"It was not used: messages went at {now:.3g} bytes per s, and at {before:.3g} then.")
         else:
-            expected_s = yield from self._choose(self.watched.workload, known.topology, None, is_known=True)
+            expected_s = yield from self._choose(self.watched.workload, known.topology, None, anew=True, is_known=True)
         if expected_s is None:
             self._overheads = None
             self._searches.forget_last()
@@ -190,11 +200,21 @@ class AutoTuner(AttachedTuner):
 
     def _monitor(self, hold_steps: int, expected_s: float = math.nan) -> Steps[MonitorResult]:
         bounds = None if self._is_exact else self._auto.bounds
-        monitor = StepMonitor(self._run, self._comm, bounds=bounds, watches_times=self._auto.watch)
-        return (yield from monitor.watch(hold_steps, expected_s))
+        has_room = self._short.has_room if self._auto.watch else None
+        return (
+            yield from StepMonitor(self._run, self._comm, bounds=bounds, may_search=has_room).watch(
+                hold_steps, expected_s
+            )
+        )
 
     def _choose(
-        self, workload: Workload, topology: Topology, result: MonitorResult | None, *, is_known: bool = False
+        self,
+        workload: Workload,
+        topology: Topology,
+        result: MonitorResult | None,
+        *,
+        anew: bool,
+        is_known: bool = False,
     ) -> Steps[float | None]:
         """Try plans, hold the best against each other and against exact training, and keep the fastest.
 
@@ -202,17 +222,21 @@ class AutoTuner(AttachedTuner):
             workload: What a step computes and exchanges.
             topology: Hosts and links.
             result: Reason for another search; None for the first.
+            anew: Whether it is the first, or that again.
             is_known: Whether an earlier run has left the plan, which is put in force first.
 
         Returns:
             Step time when the best was tried; NaN if it is not known. None if the experience does not hold any more.
 
         """
-        exact, anew = self._exact.plan("auto"), result is None or result.at_once
-        conditions = Conditions(workload, topology, self._overheads or Overheads(), self.watched.bytes_per_s)
+        exact, began = self._exact.plan("auto"), self._run.steps
+        rate = self.watched.bytes_per_s if result is None else 0.0  # messages were not watched since the change
+        conditions = Conditions(workload, topology, self._overheads or Overheads(), rate)
         quality = self._auto.quality_with(optimizer_name(self._run.optimizer), self._rejected.genes)
         in_force = Trial(genes=self._genes, steps_s=((result or self.watched).step_s,))
-        self._trials = TrialRunner(self._run, self._comm, _ENOUGH_S if anew else _AGAIN_S, exact)
+        self._trials = (
+            TrialRunner(self._run, self._comm, _ENOUGH_S, exact) if anew else self._short.trials(in_force.step_s)
+        )
         if self._comm.rank == 0:
             costs = conditions.overheads
             self.prospects = look_ahead(workload, topology, costs, quality, self._exact, in_force, self._auto.seed)
@@ -228,6 +252,8 @@ class AutoTuner(AttachedTuner):
             conditions=conditions,
             quality=quality,
             anew=anew,
+            steps_left=lambda: math.inf if anew else self._short.steps_left - (self._run.steps - began),
+            most_s=math.inf if result is not None else self._auto.search_s(in_force.step_s, 0),
             is_known=is_known,
             say=self._say,
         )
@@ -240,7 +266,7 @@ class AutoTuner(AttachedTuner):
         chosen = decision.plan(exact)
         self._is_exact, self._genes = decision.best.is_exact or not decision.adopted, decision.genes
         self._note_fallback(chosen, self._guard.begin(chosen))
-        if found is not None and anew:
+        if found is not None:
             search.keep(found, self._genes, decision.expected_s)
         why = search.explain(found, decision, "" if self.prospects is None else self.prospects.text)
         self.choice = decision.choice(exact, 0 if found is None else len(found.trials))
