@@ -131,7 +131,7 @@ def test_a_second_run_takes_the_plan_of_the_first_with_few_trials_and_no_plain_s
     assert (observed, probes) == (1, 1)
     assert trials_made > 3
     assert not first.remembered
-    second, again, fewer, counted = run(made_up, tmp_path)
+    second, _, fewer, counted = run(made_up, tmp_path)
     assert made_up.asked[0] == plan
     assert cost_s(second) <= cost_s(first)  # of the plan of the first, or of one that it had not tried
     assert counted[0] <= 3

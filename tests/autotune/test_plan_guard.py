@@ -14,13 +14,13 @@ from pliant.autotune import tuner
 from pliant.engine.curvature_monitor import CurvatureMonitor
 from pliant.engine.weight_exchange import WeightExchange
 from pliant.netmodel import PRESETS
-from pliant.planner import BASELINES, Genome
+from pliant.planner import BASELINES, OWN_EXCHANGE, Genome
 
-BASE = tuner.OWN_EXCHANGE[False].plan("auto")
+BASE = OWN_EXCHANGE[False].plan("auto")
 FAILS_AT, STEPS = 14, 60
 
 
-def adopting(monkeypatch, plan, genes=tuner.OWN_EXCHANGE[False]):
+def adopting(monkeypatch, plan, genes=OWN_EXCHANGE[False]):
     """Let tuners adopt a plan without a search."""
 
     def choose(self, workload, topology, landed):
@@ -182,7 +182,7 @@ def test_what_was_in_it_is_refused(monkeypatch):
             in_lane(run)
             train(ddp, optimizer, place.rank, range(10, 40))
             return run.plan.hash == BASE.hash, run.tuner._rejected.genes >= set(genes.genes) - {
-                tuner.OWN_EXCHANGE[False].base
+                OWN_EXCHANGE[False].base
             }
 
     assert pliant.run_world(2, body) == [(True, True)] * 2

@@ -17,11 +17,11 @@ from pliant.codecs import Qsgd
 from pliant.engine.curvature_monitor import CurvatureMonitor
 from pliant.engine.weight_exchange import WeightExchange
 from pliant.netmodel import PRESETS
-from pliant.planner import Gene, Genome, SearchResult, Space
+from pliant.planner import OWN_EXCHANGE, Gene, Genome, SearchResult, Space
 from pliant.spec import Custom
 
 WHERE = ("slots", "prepare", "before", "after", "poison", "nowhere")
-BASE = tuner.OWN_EXCHANGE[False].plan("auto")
+BASE = OWN_EXCHANGE[False].plan("auto")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ _ENOUGH_S = 0.06
 """Time in which blocks of a trial begin: with the windows that detect the change, a search takes some 30 steps."""
 _MOST_BLOCKS, _LEAST_BLOCKS = 16, 3
 """Blocks of a trial, which are fewer where steps are long."""
-_LEAST_PROBE_S = 0.1
+_LEAST_PROBE_S, _MOST_ANEW = 0.1, 2
 
 
 class ShortSearches:
@@ -31,20 +31,24 @@ class ShortSearches:
 
     def __init__(self, run: TunableRun, comm: Comm, base: SyncPlan) -> None:
         self._run, self._comm, self._base = run, comm, base
-        self.begin()
-
-    def begin(self) -> None:
-        """Count from here on: a plan was chosen by a search that is not a short one."""
-        self._since, self._spent = self._run.steps, 0
+        self._since, self._spent, self._num_anew = run.steps, 0, 0
 
     @property
     def steps_left(self) -> int:
         """Steps that may be taken now."""
         return (self._run.steps - self._since) // _ONE_OF - self._spent
 
-    def spend(self, num_steps: int) -> None:
-        """Count steps that a search has taken."""
-        self._spent += num_steps
+    @property
+    def may_begin_anew(self) -> bool:
+        """Whether a whole search may follow at once, since the first was of two networks: once in a run."""
+        return self._num_anew < _MOST_ANEW
+
+    def note_search(self, began: int, *, anew: bool) -> None:
+        """Note that a search has ended, which began at a step; a whole one begins the count."""
+        if anew:
+            self._since, self._spent, self._num_anew = self._run.steps, 0, self._num_anew + 1
+        else:
+            self._spent += self._run.steps - began
 
     def trials(self, step_s: float) -> TrialRunner:
         """Return a runner of short trials, where the plan in force takes so much for a step."""
