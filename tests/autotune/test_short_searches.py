@@ -40,11 +40,11 @@ def noted(monkeypatch):
     return noted
 
 
-def flown(clock, network_at, num_steps, **options):
+def flown(clock, network_at, num_flown, **options):
     """Fly a run on two ranks, which do the same; return the first."""
 
     def body(place):
-        return Sky(clock, network_at).fly(pliant.Auto(**{**AUTO, **options}), place.comm, num_steps)
+        return Sky(clock, network_at).fly(pliant.Auto(**{**AUTO, **options}), place.comm, num_flown)
 
     first, second = run_world(2, body)
     assert [(s, p.hash) for s, p in first.log] == [(s, p.hash) for s, p in second.log]
@@ -122,3 +122,21 @@ def test_a_search_that_fails_on_the_first_rank_ends_no_run(clock, noted, monkeyp
     assert len(noted) > 1
     before = next(plan for step, plan in reversed(done.log) if step < 300)
     assert simulated(done.plan, SLOW) <= simulated(before, SLOW)
+
+
+@pytest.mark.parametrize("num_steps", [100, 250, 1000, 4000])
+@pytest.mark.parametrize("network_at", [FAST, SLOW])
+def test_turns_of_a_training_of_known_length_end_within_its_tenth(clock, monkeypatch, num_steps, network_at):
+    ended, note = {}, ShortSearches.note_search
+
+    def too(self, began, *, anew):
+        ended[self._comm.rank] = clock.mine.now_s
+        note(self, began, anew=anew)
+
+    monkeypatch.setattr(ShortSearches, "note_search", too)
+    done = flown(clock, lambda _: network_at, min(num_steps, 400), num_steps=num_steps, watch=False)
+    plain_s, turns = simulated(EXACT, network_at), len(done.tuner.choice.gains)
+    one_turn_s = 4 * 19 * max(plain_s, simulated(done.plan, network_at))
+    least_s = 0.5 + one_turn_s  # trials begin within half a second, and there is one turn
+    assert ended[0] <= max(0.1 * num_steps * plain_s, least_s + 0.06 * num_steps * plain_s)
+    assert turns <= 1 or ended[0] <= 0.1 * num_steps * plain_s

@@ -124,7 +124,7 @@ def recall(model: nn.Module, optimizer: Optimizer, auto: Auto, comm: Comm) -> Re
     """Look for experience of this training. Collective: the first rank reads, and tells the others what it found.
 
     The plan of an earlier run may be put in force at once if shapes, types, optimizer, hosts, ranks of each and
-    quality are the same, on all ranks, if its step time is known, and if this run may take it.
+    quality are the same. All ranks must have them, the plan's step time must be known, and this run must be allowed it.
 
     Args:
         model: With or without wrappers.
