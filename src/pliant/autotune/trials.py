@@ -3,14 +3,14 @@
 import math
 import statistics
 import time
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Sequence
 from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from pliant.autotune.comparison import Comparison
 from pliant.autotune.coordination import slowest_s
 from pliant.comm.base import Comm
 from pliant.comm.text_broadcast import broadcast_text
@@ -21,7 +21,6 @@ from pliant.spec import SyncPlan
 
 __all__ = [
     "UNCOUNTED",
-    "Comparison",
     "Steps",
     "TrialRunner",
     "TunableRun",
@@ -37,7 +36,6 @@ Steps = Generator[None, None, R]
 UNCOUNTED = 2
 """Steps after a switch that are not timed: buckets are provisional in the first, and connections wake up."""
 _LEAST_BLOCKS, _MOST_BLOCKS, _SLOW_BLOCKS = 3, 16, 3
-_MOST, _PAYS_ABOVE = 0.75, 1.01
 _SURELY_AT_ONCE, _SURELY = 1.5, 1.1
 """Factors by which a plan's best turn must be slower than another's worst so that it drops out: first turn, later."""
 
@@ -88,30 +86,6 @@ class TunableRun(Protocol):
     def fall_back(self, plan: SyncPlan) -> None:
         """Put a plan in force in place of one that was adopted and has failed. Collective."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Times of plans and of exact training, taken in turns."""
-
-    best: int
-    """Which of the plans was the fastest to the same accuracy."""
-    gains: tuple[float, ...]
-    """Speed over exact training's, turn by turn."""
-    exact_s: float
-    """Step time of exact training, median over its turns."""
-    plans_s: tuple[float, ...]
-    """Likewise of each plan; NaN for one that failed before it was timed."""
-    failed: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Which of the plans have failed, and why."""
-
-    @property
-    def is_faster(self) -> bool:
-        """Whether it was faster in three turns of four, and by more than 1 % at the median."""
-        if not self.gains:
-            return False
-        faster = sum(gain > 1 for gain in self.gains)
-        return faster >= _MOST * len(self.gains) and statistics.median(self.gains) > _PAYS_ABOVE
 
 
 class TrialRunner:
