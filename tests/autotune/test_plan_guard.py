@@ -48,13 +48,14 @@ def in_lane(run):
 
 def poisoned(run):
     """What comes of finite gradients is not finite."""
-    exchange = run._gradients._run_part
+    exchange = run._gradients._carry_out
 
-    def spoil(part, moment, **options):
-        exchange(part, moment, **options)
+    def spoil(part, context, **options):
+        rest = yield from exchange(part, context, **options)
         part.bucket.flat.fill_(math.nan)
+        return rest
 
-    run._gradients._run_part = spoil
+    run._gradients._carry_out = spoil
 
 
 def in_weights(run):
