@@ -105,7 +105,7 @@ class Sky:
         observed = SimpleNamespace(
             done=True, blind=False, step_s=first_s, workload=lambda comm: WORKLOAD, close=lambda: None
         )
-        flight = self.tuner = AutoTuner(self, auto, observed, comm, recall(self, auto, comm))
+        flight = self.tuner = AutoTuner(self, auto, observed, comm, recall(self.model, self.optimizer, auto, comm))
         for _ in range(num_steps):
             self.clock.mine.now_s += self.step_s(self.plan)
             self.steps += 1

@@ -17,7 +17,7 @@ from pliant.autotune.rejected import at_least_as_lossy
 from pliant.codecs import Qsgd
 from pliant.engine.weight_exchange import WeightExchange
 from pliant.netmodel import PRESETS
-from pliant.planner import BASELINES, Gene, Genome, Quality, Space
+from pliant.planner import BASELINES, OWN_EXCHANGE, Gene, Genome, Quality, Space
 from pliant.profiling.gradient_statistics import GradientStatistics
 from pliant.spec import Custom
 
@@ -94,7 +94,7 @@ def test_a_residual_that_explodes_is_given_up_and_not_paid(monkeypatch, caplog, 
     (first, why, chosen), (second, other, also) = pliant.run_world(
         2, lambda place: flown(place, bounds=QualityBounds(residual=bound))
     )
-    assert first.hash == second.hash == tuner._EXACT[False].plan("auto").hash
+    assert first.hash == second.hash == OWN_EXCHANGE[False].plan("auto").hash
     assert why == other
     assert "given up" in why
     assert ("not finite" if endless_after == 30 else "the bound residual is 100") in why
@@ -110,7 +110,7 @@ def test_a_residual_that_explodes_is_given_up_and_not_paid(monkeypatch, caplog, 
 def test_a_gradient_that_jumps_ends_a_relaxation(monkeypatch):
     taking(monkeypatch, BASELINES["powersgd"].plan())
     found = pliant.run_world(2, lambda place: flown(place, 200, loud_from=70, lr=1e-4))
-    assert {plan.hash for plan, *_ in found} == {tuner._EXACT[False].plan("auto").hash}
+    assert {plan.hash for plan, *_ in found} == {OWN_EXCHANGE[False].plan("auto").hash}
     assert all("the bound gradient_jump is 4" in why for _, why, _ in found)
 
 

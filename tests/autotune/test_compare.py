@@ -1,5 +1,6 @@
 """Turns of plans with torch's own exchange: the faster one is found, and no turn is spent on what is surely slower."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -37,12 +38,12 @@ class Paced:
         self.made[self.plan.hash] += 1
 
 
-def compared(monkeypatch, seconds, ratios=(1.0, 1.0), turns=3):
+def compared(monkeypatch, seconds, ratios=(1.0, 1.0), turns=3, most_turns=math.inf):
     run = Paced(seconds)
     monkeypatch.setattr(trials, "time", SimpleNamespace(perf_counter=lambda: run.now_s))
 
     def body(place):
-        steps = TrialRunner(run, place.comm, 0.6, BASE).compare([ONE, OTHER], ratios, turns)
+        steps = TrialRunner(run, place.comm, 0.6, BASE).compare([ONE, OTHER], ratios, turns, most_turns=most_turns)
         while True:
             try:
                 next(steps)
@@ -80,3 +81,30 @@ def test_torchs_own_exchange_takes_one_turn_where_a_plan_is_faster_by_more_than_
 def test_it_takes_every_turn_where_no_plan_is_surely_faster(monkeypatch):
     _, run = compared(monkeypatch, (1.0, 0.95, 0.96))
     assert run.made[BASE.hash] == 3 * _TURN
+
+
+@pytest.mark.parametrize(("most_turns", "made"), [(1, 1), (2, 2), (4, 4), (5.9, 5), (math.inf, 6)])
+def test_there_are_no_more_turns_than_there_is_room_for(monkeypatch, most_turns, made):
+    found, run = compared(monkeypatch, (1.0, 0.999, 1.001), turns=3, most_turns=most_turns)
+    alternating = run.made[BASE.hash] // _TURN
+    assert alternating == min(made, 3)  # gains agree after three turns
+    assert len(found.gains) == alternating
+
+
+@pytest.mark.parametrize("step_s", [1e-4, 0.01, 0.3, 2.0])
+def test_a_trial_takes_no_more_steps_than_was_said(monkeypatch, step_s):
+    for most_blocks in (3, 7, 16):
+        run = Paced((step_s, step_s, step_s))
+        monkeypatch.setattr(trials, "time", SimpleNamespace(perf_counter=lambda run=run: run.now_s))
+
+        def body(place, run=run, most_blocks=most_blocks):
+            runner = TrialRunner(run, place.comm, 0.6, BASE, most_blocks)
+            for plan in (BASE, ONE):
+                trial = runner.time_plan(plan)
+                for _ in trial:
+                    run.step()
+            return [runner.num_steps(plan) for plan in (BASE, ONE)], runner.num_steps(ONE, step_s)
+
+        most, expected = pliant.run_world(1, body)[0]
+        assert [run.made[plan.hash] < bound for plan, bound in zip((BASE, ONE), most, strict=True)] == [True, True]
+        assert run.made[ONE.hash] == expected - 1  # without the one after a failure

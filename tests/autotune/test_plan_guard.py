@@ -14,13 +14,13 @@ from pliant.autotune import tuner
 from pliant.engine.curvature_monitor import CurvatureMonitor
 from pliant.engine.weight_exchange import WeightExchange
 from pliant.netmodel import PRESETS
-from pliant.planner import BASELINES, Genome
+from pliant.planner import BASELINES, OWN_EXCHANGE, Genome
 
-BASE = tuner._EXACT[False].plan("auto")
+BASE = OWN_EXCHANGE[False].plan("auto")
 FAILS_AT, STEPS = 14, 60
 
 
-def adopting(monkeypatch, plan, genes=tuner._EXACT[False]):
+def adopting(monkeypatch, plan, genes=OWN_EXCHANGE[False]):
     """Let tuners adopt a plan without a search."""
 
     def choose(self, workload, topology, landed):
@@ -48,13 +48,14 @@ def in_lane(run):
 
 def poisoned(run):
     """What comes of finite gradients is not finite."""
-    exchange = run._gradients._run_part
+    exchange = run._gradients._carry_out
 
-    def spoil(part, moment, **options):
-        exchange(part, moment, **options)
+    def spoil(part, context, **options):
+        rest = yield from exchange(part, context, **options)
         part.bucket.flat.fill_(math.nan)
+        return rest
 
-    run._gradients._run_part = spoil
+    run._gradients._carry_out = spoil
 
 
 def in_weights(run):
@@ -182,7 +183,7 @@ def test_what_was_in_it_is_refused(monkeypatch):
             in_lane(run)
             train(ddp, optimizer, place.rank, range(10, 40))
             return run.plan.hash == BASE.hash, run.tuner._rejected.genes >= set(genes.genes) - {
-                tuner._EXACT[False].base
+                OWN_EXCHANGE[False].base
             }
 
     assert pliant.run_world(2, body) == [(True, True)] * 2

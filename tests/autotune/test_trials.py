@@ -17,11 +17,11 @@ from pliant.codecs import Qsgd
 from pliant.engine.curvature_monitor import CurvatureMonitor
 from pliant.engine.weight_exchange import WeightExchange
 from pliant.netmodel import PRESETS
-from pliant.planner import Gene, Genome, SearchResult, Space
+from pliant.planner import OWN_EXCHANGE, Gene, Genome, SearchResult, Space
 from pliant.spec import Custom
 
 WHERE = ("slots", "prepare", "before", "after", "poison", "nowhere")
-BASE = tuner._EXACT[False].plan("auto")
+BASE = OWN_EXCHANGE[False].plan("auto")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +203,7 @@ def asking(monkeypatch):
     monkeypatch.setattr(tuner, "_ENOUGH_S", 0.0)
     refused = []
 
-    def search(self, again, num_trials):
+    def search(self, num_trials):
         trials = []
         for genes in ASKED:
             trials.append((yield genes, math.inf))
@@ -324,7 +324,7 @@ class ReturnsOdd(Returns):
 def test_what_is_not_known_of_a_training_is_not_tried(monkeypatch, kind, optimizer, admitted):
     asked = []
 
-    def search(self, again, num_trials):
+    def search(self, num_trials):
         genes = {"tasc": {"agreement": "leader", "ratio": 0.1}, "local": {"every": 8}}
         asked.append([name for name, settings in genes.items() if self.quality.admits(Gene(name, settings))])
         trial = yield Genome(Gene("exact", {"bits": 32})), math.inf

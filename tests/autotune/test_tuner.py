@@ -9,7 +9,7 @@ import torch
 import pliant
 from models import new_ddp, train, weights
 from pliant.autotune import monitor, searches, trials, tuner
-from pliant.planner import Gene
+from pliant.planner import OWN_EXCHANGE, Gene
 from pliant.profiling.observe import Observation
 
 QUICK = {"max_trials": 4, "max_seconds": 20, "probe_s": 0.5}
@@ -109,7 +109,7 @@ def test_nothing_is_tried_where_nothing_is_predicted_to_pay(monkeypatch):
 
     (plan, choice, text), *others = pliant.run_world(2, body)
     assert tried == []
-    assert plan == tuner._EXACT[False].plan("auto").hash
+    assert plan == OWN_EXCHANGE[False].plan("auto").hash
     assert (choice.adopted, choice.gains, choice.steps_ratio) == (False, (), 1.0)
     assert "none of the others is predicted to pay, so that none was tried" in text
     assert text.count("risk: ") >= 3  # the frontier, whatever the quality

@@ -4,10 +4,15 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch.distributed import ProcessGroup
+
+from pliant.attachment.verdict import RunOptions
 from pliant.autotune.options import Auto
-from pliant.autotune.start import start_tuning
+from pliant.autotune.recall import Recalled, recall
+from pliant.autotune.start import resume_tuning, start_tuning
 from pliant.autotune.tuner import AutoTuner
 from pliant.comm.base import Comm
+from pliant.comm.transport import comm_by_host
 from pliant.engine.plan_resolution import torchs_own
 from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.run import Run
@@ -15,7 +20,7 @@ from pliant.engine.run_start import start_run
 from pliant.profiling.observe import Observation
 from pliant.spec import SyncPlan
 
-__all__ = ["Chosen", "PlanChoice"]
+__all__ = ["Chosen", "PlanChoice", "auto_of", "recall_for"]
 
 _LEAST_GAIN = 1.05
 """Predicted or measured speed-up below which plain DDP or FSDP2 is kept."""
@@ -39,37 +44,57 @@ class Chosen:
     frontier_text: str = ""
 
 
+def auto_of(options: RunOptions) -> Auto:
+    """Return the options of "auto" for a script."""
+    return Auto(
+        quality=options.budget,
+        unmeasured=options.unmeasured,
+        max_trials=_MAX_TRIALS,
+        num_steps=_FIRST_STEPS,
+        least_gain=_LEAST_GAIN,
+        equal_weights=True,
+        experience=None if options.experience == "none" else options.experience,
+        watch=False,  # the verdict is of one plan; its quality is monitored all the same
+    )
+
+
+def recall_for(held: RelaxedModel, auto: Auto, group: ProcessGroup) -> Recalled:
+    """Look for what earlier runs have left of this training, before one begins. Collective over `group`.
+
+    What is known without the step time of torch's own exchange is a start only, since a verdict needs that.
+    """
+    if auto.experience is None:
+        return Recalled()
+    comm = comm_by_host(group, _TIMEOUT_S, next(iter(held.parameters.values())).device)
+    try:
+        recalled = recall(held.called, held.optimizer, auto, comm)
+    finally:
+        comm.close()
+    if recalled.known is not None and not recalled.known.base_s:
+        recalled.known = None
+    return recalled
+
+
 class PlanChoice:
     """A choice that is under way while the script trains, begun between two steps. Collective.
 
     Args:
         held: The model and its optimizers.
-        observation: Of plain steps.
-        quality: How many times the steps a plan may need.
-        unmeasured: Whether to try what was measured with SGD only, with any optimizer.
-        experience: File or folder of what earlier runs have found, as of `Auto`; "none" for none.
+        auto: Options, from `auto_of`.
+        observation: Of plain steps; None to begin from conditions that an earlier run has left.
+        recalled: What earlier runs have left.
 
     Raises:
         ValueError: The model, its optimizer or its backend does not fit.
 
     """
 
-    def __init__(
-        self, held: RelaxedModel, observation: Observation, quality: float, *, unmeasured: bool, experience: str
-    ) -> None:
-        auto = Auto(
-            quality=quality,
-            unmeasured=unmeasured,
-            max_trials=_MAX_TRIALS,
-            num_steps=_FIRST_STEPS,
-            least_gain=_LEAST_GAIN,
-            equal_weights=True,
-            experience=None if experience == "none" else experience,
-            watch=False,  # the verdict is of one plan; its quality is monitored all the same
-        )
-
+    def __init__(self, held: RelaxedModel, auto: Auto, observation: Observation | None, recalled: Recalled) -> None:
         def attach(run: Run, comm: Comm) -> None:
-            self._tuner = run.tuner = start_tuning(run, auto, comm, observation)
+            if observation is None:
+                self._tuner = run.tuner = resume_tuning(run, auto, comm, recalled)
+            else:
+                self._tuner = run.tuner = start_tuning(run, auto, comm, observation, recalled)
 
         self.run = start_run(
             held,
@@ -84,6 +109,16 @@ class PlanChoice:
     def explanation(self) -> str:
         """Text on where it stands, or on what it has chosen."""
         return self._tuner.explanation
+
+    @property
+    def base_s(self) -> float:
+        """Step time of torch's own exchange: watched, or what an earlier run has left while that holds."""
+        return self._tuner.watched.step_s
+
+    @property
+    def is_remembered(self) -> bool:
+        """Whether that is an earlier run's."""
+        return self._tuner.is_resumed
 
     def chosen(self) -> Chosen | None:
         """Return the outcome; None as long as there is none."""

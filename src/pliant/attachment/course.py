@@ -16,10 +16,11 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from pliant.attachment.choices import PlanChoice
+from pliant.attachment.choices import PlanChoice, auto_of, recall_for
 from pliant.attachment.paste import line_for
 from pliant.attachment.verdict import OTHER_RANK_FILE, RunOptions, RunVerdict
 from pliant.attachment.wrapped import parameters_of
+from pliant.autotune.recall import Recalled
 from pliant.comm.ballot import collect_votes
 from pliant.engine.joint_optimizer import optimizer_name
 from pliant.engine.relaxed_model import RelaxedModel, unwrap
@@ -73,23 +74,22 @@ class Course:
         """Go through the course; each `yield` is the end of a step."""
         atexit.register(self._save_at_exit)
         held, reason = self._look()
-        observation = None
         if held is not None:
             self._describe(held)
-            last = self.optimizers[-1]
-            observation = observe(held.called, last, steps=_TIMED, warmup_steps=_WARM_UP, gradient_steps=0)
-            yield from self._measure(observation)
-            reason = self._blind(observation)
-        reason = self._agree(reason)
-        if held is not None and observation is not None and not reason:
-            yield from self._choose(held, observation)
-            return
-        if observation is not None:
-            observation.close()
+        reason = self._agree("run", reason)
+        if held is not None and not reason:
+            recalled = self._recall(held)
+            observation = None if recalled.known is not None else (yield from self._measure(held))
+            reason = "" if observation is None else self._agree("backward", self._blind(observation))
+            if not reason:
+                yield from self._choose(held, observation, recalled)
+                return
+            if observation is not None:
+                observation.close()
         self._verdict.reason = reason
         yield from self._go_on()
 
-    # - Plain steps
+    # - What is known, and plain steps
 
     def _look(self) -> tuple[RelaxedModel | None, str]:
         """Return the model with its optimizers, or None and why Pliant leaves it alone. No communication."""
@@ -108,12 +108,20 @@ class Course:
             return None, "The model is trained by one rank, so nothing is exchanged; start more ranks."
         return held, ""
 
-    def _measure(self, observation: Observation) -> Generator[None]:
+    def _recall(self, held: RelaxedModel) -> Recalled:
+        """Return what earlier runs have left of this training. Collective."""
+        group = self._group()
+        return Recalled() if group is None else recall_for(held, auto_of(self._options), group)
+
+    def _measure(self, held: RelaxedModel) -> Generator[None, None, Observation]:
+        last = self.optimizers[-1]
+        observation = observe(held.called, last, steps=_TIMED, warmup_steps=_WARM_UP, gradient_steps=0)
         self._mark()
         while len(self._ends_s) <= _WARM_UP + _TIMED or not observation.done:
             yield
             self._mark()
         self._verdict.baseline_step_s = self._median_s(_WARM_UP)
+        return observation
 
     def _blind(self, observation: Observation) -> str:
         if observation.blind:
@@ -123,10 +131,10 @@ class Course:
             )
         return ""
 
-    def _agree(self, reason: str) -> str:
+    def _agree(self, name: str, reason: str) -> str:
         """Return the first rank's reason to leave the training alone, the same on all ranks; "" without any."""
         group = self._group()
-        votes = [reason] if group is None else collect_votes(group, "run", reason, _VOTE_S)
+        votes = [reason] if group is None else collect_votes(group, name, reason, _VOTE_S)
         if votes is None:
             return (
                 f"Some ranks did not come to the vote within {_VOTE_S:.0f} s; start every rank under pliant run, and "
@@ -145,18 +153,13 @@ class Course:
 
     # - The search
 
-    def _choose(self, held: RelaxedModel, observation: Observation) -> Generator[None]:
+    def _choose(self, held: RelaxedModel, observation: Observation | None, recalled: Recalled) -> Generator[None]:
         verdict, start_s, first = self._verdict, time.perf_counter(), self._verdict.num_steps
         try:
-            choice = PlanChoice(
-                held,
-                observation,
-                self._options.budget,
-                unmeasured=self._options.unmeasured,
-                experience=self._options.experience,
-            )
+            choice = PlanChoice(held, auto_of(self._options), observation, recalled)
         except ValueError as error:  # on all ranks alike: the backend, or a model that no plan fits
-            observation.close()
+            if observation is not None:
+                observation.close()
             verdict.reason = f"Pliant cannot relax this training: {error}"
             yield from self._go_on()
             return
@@ -168,6 +171,8 @@ class Course:
             yield
             self._mark()
         verdict.explanation, verdict.decided = choice.explanation, True
+        if observation is None:
+            verdict.baseline_step_s, verdict.remembered = choice.base_s, choice.is_remembered
         verdict.frontier, verdict.frontier_text = chosen.frontier, chosen.frontier_text
         verdict.search_s, verdict.search_steps = time.perf_counter() - start_s, verdict.num_steps - first
         if chosen.plan is None:

@@ -65,6 +65,8 @@ class RunVerdict:
     """Optimizer steps of the script."""
     baseline_step_s: float | None = None
     """Median step of the script without Pliant, measured first."""
+    remembered: bool = False
+    """Whether that is an earlier run's, whose experience holds: this one has made no plain step that was timed."""
     step_s: float | None = None
     """Median step after the decision."""
     steps_ratio: float = 1.0
@@ -76,7 +78,7 @@ class RunVerdict:
     baseline_sent_bytes: float | None = None
     """The same for plain DDP or FSDP2, by formula."""
     search_s: float = 0.0
-    """Seconds from the end of the measurement to the decision."""
+    """Seconds from the end of the plain steps, or from the start where none are made, to the decision."""
     search_steps: int = 0
     """Steps that the script made in them."""
     decided: bool = False
@@ -134,8 +136,9 @@ class RunVerdict:
         lines = [f"Verdict: {self.sentence}"]
         if self.baseline_step_s is not None:
             sent = "" if self.baseline_sent_bytes is None else f", and sends {format_bytes(self.baseline_sent_bytes)}"
+            takes = "in an earlier run a step took" if self.remembered else "a step takes"
             lines.append(
-                f"  {self.how} alone: a step takes {format_time(self.baseline_step_s)}{sent} per rank "
+                f"  {self.how} alone: {takes} {format_time(self.baseline_step_s)}{sent} per rank "
                 f"({self.num_ranks} ranks, {self.optimizer})."
             )
         if self.plan is None and self.step_s is not None:

@@ -4,6 +4,7 @@ import json
 import math
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -41,7 +42,7 @@ class MonitorResult:
     usual_s: float
     """Step time before, or the expected one."""
     at_once: bool
-    """Whether steps never took what they did when the plan was chosen: the search was of two networks."""
+    """Whether steps never took what they did when the plan was chosen: the search may have been of two networks."""
     violation: BoundViolation | None
     """Which figure was beyond which bound; None if step times have changed."""
 
@@ -56,12 +57,20 @@ class StepMonitor:
         run: The run.
         comm: Over a group that nothing else uses.
         bounds: Bounds of a plan that is not exact; None for one that is.
-        watches_times: Whether to end when step times change.
+        may_search: Says of a step time, the same on all ranks, whether a search may follow when it has changed;
+            monitoring goes on until one may. None if a change is not answered.
 
     """
 
-    def __init__(self, run: TunableRun, comm: Comm, *, bounds: QualityBounds | None, watches_times: bool) -> None:
-        self._run, self._comm, self._watches_times = run, comm, watches_times
+    def __init__(
+        self,
+        run: TunableRun,
+        comm: Comm,
+        *,
+        bounds: QualityBounds | None,
+        may_search: Callable[[float], bool] | None,
+    ) -> None:
+        self._run, self._comm, self._may_search = run, comm, may_search
         self._quality_probe = QualityProbe(run) if bounds is not None else None
         self._bound_check = BoundCheck(bounds) if bounds is not None else None
         self._period = exchange_period(run.plan)
@@ -82,14 +91,17 @@ class StepMonitor:
                 self._quality_probe.close()
 
     def _watch(self, hold_steps: int, expected_s: float) -> Steps[MonitorResult]:
-        while not self._watches_times and self._bound_check is None and not self._run.trial.guards:
+        may_search = self._may_search
+        while may_search is None and self._bound_check is None and not self._run.trial.guards:
             yield
         yield from run_steps(UNCOUNTED)
         size = self._in_periods(2 * _WINDOW_STEPS)
         now_s, violation = yield from self._window(size)
         made = size + 1
         first_s, odd, usual_s, at_once = [now_s], 0, now_s, False
-        while violation is None and (odd < _ODD_WINDOWS or made < hold_steps or not self._watches_times):
+        while violation is None and not (
+            may_search is not None and odd >= _ODD_WINDOWS and made >= hold_steps and may_search(now_s)
+        ):
             # Of what the last one took: where steps have become long, few of them say so.
             size = self._in_periods(max(_WINDOW_STEPS, min(_MOST_WINDOW_STEPS, math.ceil(_WINDOW_S / now_s))))
             now_s, violation = yield from self._window(size)

@@ -1,11 +1,13 @@
 """Options of the automatic choice of a plan, "auto"."""
 
 import math
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
 from pliant.autotune.bounds import QualityBounds
+from pliant.planner.genome import Gene
 from pliant.planner.quality import Quality
 
 __all__ = ["DEFAULT_EXPERIENCE", "Auto"]
@@ -83,6 +85,16 @@ class Auto:
             raise ValueError(f"a learning rate cannot be tuned for {self.tuned_for_ranks} ranks; 0 means all of them.")
         Quality(budget=self.quality)  # which refuses what is no budget
 
+    def quality_with(self, optimizer: str, rejected: Set[Gene] = frozenset()) -> Quality:
+        """Return the limit of what may be tried with an optimizer, of this class, but for what was rejected."""
+        return Quality(
+            budget=self.quality,
+            optimizer=optimizer,
+            unmeasured=self.unmeasured,
+            rejected=rejected,
+            equal_weights=self.equal_weights,
+        )
+
     def limited(self, step_s: float, done: int = 0) -> Self:
         """Return these options with limits that follow the length of the training, if that was given.
 
@@ -91,7 +103,7 @@ class Auto:
             done: Steps that were made.
 
         """
-        search_s = self._search_s(step_s, done)
+        search_s = self.search_s(step_s, done)
         return replace(
             self,
             probe_s=min(self.probe_s, max(_LEAST_PROBE_S, _OF_PROBE * search_s)),
@@ -105,8 +117,9 @@ class Auto:
 
     def may_search(self, step_s: float, done: int) -> bool:
         """Say whether so much of the training is left that a search can pay; arguments as of `limited`."""
-        enough = self._search_s(step_s, done) >= _LEAST_AGAIN_S
+        enough = self.search_s(step_s, done) >= _LEAST_AGAIN_S
         return enough and (not self.num_steps or self.num_steps - done >= _LEAST_LEFT)
 
-    def _search_s(self, step_s: float, done: int) -> float:
+    def search_s(self, step_s: float, done: int) -> float:
+        """Return the time that a search may take; arguments as of `limited`."""
         return _SHARE * max(0, self.num_steps - done) * step_s if self.num_steps else math.inf

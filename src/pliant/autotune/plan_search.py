@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -17,8 +17,8 @@ from pliant.autotune.trials import Steps, TrialRunner
 from pliant.comm.base import Comm
 from pliant.comm.text_broadcast import broadcast_text
 from pliant.planner import Genome, Quality, SearchResult, Space, Trial
-from pliant.planner.challenge import is_changed
-from pliant.planner.experience import Experience, plans_text
+from pliant.planner.challenge import CHANGED, is_changed
+from pliant.planner.experience import plans_text
 from pliant.planner.schedules import scheduled_plan
 from pliant.simulator import CostFeatures
 from pliant.spec import SyncPlan
@@ -54,6 +54,12 @@ class PlanSearch:
     quality: Quality
     anew: bool
     """Whether nothing is known of these conditions; else it is a short search after a change."""
+    steps_left: Callable[[], float]
+    """Steps that trials and turns may still take; the same on all ranks."""
+    most_s: float
+    """Time from the start of the run within which turns of the first search should end."""
+    is_known: bool
+    """Whether an earlier run has left its plan for these conditions, on the first rank."""
     say: Callable[[str], None]
     """Tells where the search is."""
 
@@ -62,16 +68,15 @@ class PlanSearch:
         """Function that returns the plan of a genome, with schedules for the network."""
         return partial(scheduled_plan, workload=self.conditions.workload, topology=self.conditions.topology)
 
-    def try_plans(self, again: Experience | None, *, pays: bool) -> Steps[SearchResult | None]:
+    def try_plans(self, *, pays: bool) -> Steps[SearchResult | None]:
         """Try the plans that the first rank asks for; return the result of the search there, and None elsewhere.
 
         Args:
-            again: Experience, on the first rank, of a plan that is put in force first.
             pays: Whether a plan is predicted to pay, on the first rank; nothing is tried otherwise.
 
         """
         most = self.auto.max_trials if self.anew else min(_AGAIN_TRIALS, self.auto.max_trials)
-        asking = self._search(again, most) if pays and self.comm.rank == 0 else None
+        asking = self._search(most) if pays and self.comm.rank == 0 else None
         asked, found = advance_search(asking, None)
         number = 0
         while (wanted := share_request(self.comm, asked, self.plan_of)) is not None:
@@ -86,6 +91,14 @@ class PlanSearch:
                 asked, found = advance_search(asking, trial)
         return found
 
+    def holds(self, found: SearchResult | None) -> bool:
+        """Say whether the known plan took the time that it took then; on other ranks than the first always."""
+        if self.comm.rank or self.recalled.experience is None:
+            return True
+        kept = self.recalled.experience.kept
+        tried = found is not None and any(trial.genes == kept and trial.status == "ok" for trial in found.trials)
+        return found is not None and tried and found.stopped != CHANGED
+
     def decide(self, found: SearchResult | None, exact_name: str) -> Steps[PlanDecision]:
         """Hold the best of a search against each other, and against exact training where that is not hopeless.
 
@@ -97,21 +110,26 @@ class PlanSearch:
             exact_name: Of torch's own exchange.
 
         """
-        exact, most = self.exact.plan("auto"), _FINALISTS if self.anew else 1
-        best_found = select_finalists(found, self.in_force, self.quality, most) if found is not None else []
+        exact, most = self.exact.plan("auto"), _FINALISTS if self.anew and not self.is_known else 1
+        best_found = [] if self.anew else [self.in_force]
+        if found is not None:
+            best_found = select_finalists(found, self._stays(found), self.quality, most)
         shared = share_finalists(self.comm, best_found, self.quality, self.plan_of)
         known = {self.plan_of(trial.genes).hash: trial.genes for trial in best_found}
         rivals = [each for each in shared if each.plan.hash != exact.hash]
         kept = shared[0] if shared else Finalist(exact, True, 1.0, math.nan)
+        if self.is_known:
+            return self._decide_untimed(found, kept, known.get(kept.plan.hash, self.exact))
         if not rivals:
             return PlanDecision(kept, self.exact, expected_s=kept.tried_s)
-        first, exact_s = rivals[0], share_number(self.comm, self._exact_s(found))
-        is_hopeless = self.anew and exact_s > _HOPELESS * first.tried_s * first.ratio
-        if is_hopeless and len(rivals) == 1:
-            gains = (exact_s / (first.tried_s * first.ratio),)
-            return PlanDecision(
-                first, known.get(first.plan.hash, self.exact), gains, True, first.tried_s, predicted=True
-            )
+        first = rivals[0]
+        if share_number(self.comm, float(not self.anew and self._tried_exact(found) is not None)):
+            return self._decide_untimed(found, first, known.get(first.plan.hash, self.exact))
+        exact_s = share_number(self.comm, self._exact_s(found))
+        is_hopeless = exact_s > _HOPELESS * first.tried_s * first.ratio
+        most_turns = self._most_turns(rivals, exact_s, with_exact=not is_hopeless)
+        if (is_hopeless and len(rivals) == 1) or most_turns < 1:
+            return self._decide_untimed(found, first, known.get(first.plan.hash, self.exact))
         others = "" if is_hopeless else f" with {exact_name}"
         self.say(f"auto is still searching: the best {len(rivals)} take turns{others}.")
         compared = yield from self.trials.compare(
@@ -119,6 +137,7 @@ class PlanSearch:
             [rival.ratio for rival in rivals],
             _TURNS if self.anew else _AGAIN_TURNS,
             exact_s if is_hopeless else math.nan,
+            most_turns,
         )
         for k, why in compared.failed.items():
             self.rejected.note_failure(_UNDONE, why, rivals[k].plan, known)
@@ -175,30 +194,67 @@ class PlanSearch:
             lines.append(plans_text(found.trials, found.predicted_s))
         return broadcast_text("\n".join([*lines, *self.recalled.notes]), self.comm)
 
+    def _stays(self, found: SearchResult) -> Trial:
+        """Return the plan that is left only for a better one: that of an earlier run, or what is in force."""
+        before = self.recalled.experience if self.is_known else None
+        return self.in_force if before is None else next(t for t in found.trials if t.genes == before.kept)
+
+    def _decide_untimed(self, found: SearchResult | None, best: Finalist, genes: Genome) -> PlanDecision:
+        """Keep the best without a turn against exact training, whose time is known, or predicted, without one."""
+        exact_s = share_number(self.comm, self._own_s(found))
+        if best.plan.hash == self.exact.plan("auto").hash:
+            return PlanDecision(best, self.exact, expected_s=best.tried_s)
+        gains = (exact_s / (best.tried_s * best.ratio),)
+        return PlanDecision(best, genes, gains, True, best.tried_s, predicted=True)
+
+    def _most_turns(self, rivals: Sequence[Finalist], exact_s: float, *, with_exact: bool) -> float:
+        """Return how many turns there is room for, by steps and by time; of the first search at least one."""
+        timed = [(rival.plan, rival.tried_s) for rival in rivals]
+        known_s = max(s for _, s in timed) if math.isnan(exact_s) else exact_s
+        timed += [(self.exact.plan("auto"), known_s)] if with_exact else []
+        num_steps = sum(self.trials.num_steps(plan) for plan, _ in timed)
+        turn_s = sum(self.trials.num_steps(plan, step_s) * step_s for plan, step_s in timed)
+        left_s = share_number(self.comm, self.most_s - self.searches.elapsed_s)
+        return max(int(self.anew), min(self.steps_left() // num_steps, left_s // turn_s))
+
     def _exact_s(self, found: SearchResult | None) -> float:
         """Return the step time of torch's own exchange, seen or predicted, on the first rank; NaN if not known."""
-        if not self._trusts_exact_s(found):
-            return math.nan
-        return self.in_force.step_s if self.in_force.genes == self.exact else self.searches.step_s(self.exact)
+        return self._own_s(found) if self._trusts_exact_s(found) else math.nan
 
-    def _search(
-        self, again: Experience | None, num_trials: int
-    ) -> Generator[tuple[Genome, float], Trial, SearchResult]:
-        workload, topology = self.conditions.workload, self.conditions.topology
-        overheads = self.conditions.overheads if again is None else again.learned_overheads
-        features = CostFeatures(workload, topology, overheads, workload.rank_factors)
-        space, seeds = Space(workload, topology, self.quality), {"in force": self.in_force.genes, "exact": self.exact}
-        if not self.anew:
-            return self.searches.search(space, features, seeds, self.in_force, num_trials)
-        if again is None and self.recalled.experience is not None:
-            seeds["kept elsewhere"] = self.recalled.experience.kept
-        return self.searches.begin(
-            space, features, seeds, self.in_force, again, lambda found: self.keep(found, found.best, complete=False)
+    def _own_s(self, found: SearchResult | None) -> float:
+        tried = self._tried_exact(found)
+        if self.in_force.genes == self.exact:
+            return self.in_force.step_s
+        return self.searches.step_s(self.exact) if tried is None else tried.step_s
+
+    def _tried_exact(self, found: SearchResult | None) -> Trial | None:
+        trials = () if found is None else found.trials
+        return next((trial for trial in trials if trial.genes == self.exact and trial.steps_s), None)
+
+    def _search(self, num_trials: int) -> Generator[tuple[Genome, float], Trial, SearchResult]:
+        workload, topology, before = self.conditions.workload, self.conditions.topology, self.recalled.experience
+        kept = before if self.is_known else None
+        overheads = self.conditions.overheads if kept is None else kept.learned_overheads
+        seeds = {"in force": self.in_force.genes, "exact": self.exact}
+        if kept is None and before is not None:
+            seeds["kept elsewhere"] = before.kept
+        return (
+            yield from self.searches.search(
+                Space(workload, topology, self.quality),
+                CostFeatures(workload, topology, overheads, workload.rank_factors),
+                seeds,
+                self.in_force,
+                num_trials,
+                kept,
+                None if self.anew else self.exact,
+                lambda found: self.keep(found, found.best, complete=False),
+                lambda genes: self.trials.num_steps(self.plan_of(genes)) <= self.steps_left(),
+            )
         )
 
     def _trusts_exact_s(self, found: SearchResult | None) -> bool:
         """Say whether no trial took much less time than was predicted; if one did, the network may be another now."""
-        if found is None or not self.anew:
+        if found is None:
             return False
         pairs = zip(found.trials, found.predicted_s, strict=False)  # a result may be without predictions
         seen = [(trial.step_s, s) for trial, s in pairs if trial.status == "ok" and trial != self.in_force]

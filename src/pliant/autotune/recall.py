@@ -1,25 +1,31 @@
 """Experience of earlier runs, as a run uses it: found before its first step, and written after a search."""
 
 import json
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from torch import nn
+from torch.optim import Optimizer
+
+from pliant.autotune.coordination import holds_on_all
 from pliant.autotune.experience_store import ExperienceStore, setup_of
 from pliant.autotune.options import Auto
-from pliant.autotune.trials import TunableRun
 from pliant.comm.base import Comm
 from pliant.comm.text_broadcast import broadcast_text
 from pliant.engine.joint_optimizer import optimizer_name
 from pliant.engine.relaxed_model import module_of
 from pliant.netmodel import Overheads
 from pliant.network.rank_places import ranks_of_hosts
-from pliant.planner import Genome, Quality, SearchResult
+from pliant.planner import OWN_EXCHANGE, Genome, Quality, SearchResult
 from pliant.planner.experience import Experience
 from pliant.spec import Topology, Workload, from_json, to_json
 
 __all__ = ["Conditions", "Recalled", "recall"]
+
+_log = logging.getLogger("pliant")
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,8 @@ class Conditions:
     overheads: Overheads
     bytes_per_s: float = 0.0
     """Rate of the watched steps' own messages; 0 if it is not known."""
+    base_s: float = 0.0
+    """Step time under torch's own exchange; 0 if it is not known."""
 
 
 class Recalled:
@@ -39,8 +47,8 @@ class Recalled:
     Args:
         store: Files of experience, on the first rank; None elsewhere, and where nothing is kept.
         experience: What was found, on the first rank.
-        links: Topology, overheads and rate of the messages in an experience of these ranks and machines, on all ranks;
-            None without one.
+        known: Conditions of an experience of these ranks and machines, on all ranks, whose plan may be put in force at
+            once; None without one.
 
     """
 
@@ -48,9 +56,9 @@ class Recalled:
         self,
         store: ExperienceStore | None = None,
         experience: Experience | None = None,
-        links: tuple[Topology, Overheads, float] | None = None,
+        known: Conditions | None = None,
     ) -> None:
-        self._store, self.experience, self.links = store, experience, links
+        self._store, self.experience, self.known = store, experience, known
         self._last: Experience | None = None
 
     @property
@@ -112,23 +120,47 @@ class Recalled:
             self._store.write(self._last)
 
 
-def recall(run: TunableRun, auto: Auto, comm: Comm) -> Recalled:
-    """Look for experience of this training. Collective: the first rank reads, and tells the others what it found."""
+def recall(model: nn.Module, optimizer: Optimizer, auto: Auto, comm: Comm) -> Recalled:
+    """Look for experience of this training. Collective: the first rank reads, and tells the others what it found.
+
+    The plan of an earlier run may be put in force at once if shapes, types, optimizer, hosts, ranks of each and
+    quality are the same. All ranks must have them, the plan's step time must be known, and this run must be allowed it.
+
+    Args:
+        model: With or without wrappers.
+        optimizer: Of the model.
+        auto: Options.
+        comm: Ranks of the run.
+
+    """
     if auto.experience is None:
         return Recalled()
     names, places = ranks_of_hosts(comm, None, in_order=False)
+    kind = optimizer_name(optimizer)
+    setup = setup_of(module_of(model), kind, auto.quality, names, [len(place) for place in places])
+    if not holds_on_all(comm, broadcast_text(setup.file_name, comm) == setup.file_name):
+        if comm.rank == 0:
+            _log.warning("auto: no experience is used, since ranks have other parameters or optimizers.")
+        return Recalled()
     store, experience, text = None, None, ""
     if comm.rank == 0:
-        setup = setup_of(
-            module_of(run.model), optimizer_name(run.optimizer), auto.quality, names, [len(p) for p in places]
-        )
         store = ExperienceStore(auto.experience, setup)
         experience, is_ours = store.find()
         if experience is not None and is_ours:
-            links = to_json(experience.topology), to_json(experience.overheads), experience.bytes_per_s
-            text = json.dumps(links)
+            text = _told(experience, auto, kind, store)
     text = broadcast_text(text, comm)
     if not text:
         return Recalled(store, experience)
-    topology, overheads, bytes_per_s = json.loads(text)
-    return Recalled(store, experience, (from_json(Topology, topology), from_json(Overheads, overheads), bytes_per_s))
+    workload, topology, overheads, *figures = json.loads(text)
+    known = from_json(Workload, workload), from_json(Topology, topology), from_json(Overheads, overheads)
+    return Recalled(store, experience, Conditions(*known, *figures))
+
+
+def _told(found: Experience, auto: Auto, optimizer: str, store: ExperienceStore) -> str:
+    """Return what all ranks need to know of an experience; "" if its plan cannot be put in force at once."""
+    quality = auto.quality_with(optimizer)
+    if not found.kept_s or not all(gene.exact or quality.admits(gene) for gene in found.kept.genes):
+        store.notes.append("Its plan is not put in force at once: its time is not known, or this run may not take it.")
+        return ""
+    texts = to_json(found.workload), to_json(found.topology), to_json(found.overheads)
+    return json.dumps([*texts, found.bytes_per_s, found.step_s(OWN_EXCHANGE[found.workload.is_sharded])])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from pliant.autotune.options import Auto
-from pliant.planner import Genome, SearchLimits, SearchResult, Space, Trial, search_steps
+from pliant.planner import Genome, SearchLimits, SearchResult, Space, Trial
 from pliant.planner.challenge import SearchStart, challenge_steps
 from pliant.planner.experience import Experience
 from pliant.planner.predictor import Predictor, TransferPrior, trusted_coefficients
@@ -16,8 +16,8 @@ from pliant.simulator import CostFeatures
 
 __all__ = ["Searches"]
 
-_BATCH, _SAMPLES, _CELLS = 4, 100, 3
-"""Plans tried at once; plans drawn and predicted for them; searches that teach the next one."""
+_SAMPLES, _CELLS = 100, 3
+"""Plans drawn and predicted; searches that teach the next one."""
 _KNOWN_TRIALS = 3
 """Plans that are tried at most where an earlier run has left what it kept."""
 
@@ -51,74 +51,53 @@ class Searches:
         """Let the last one teach nothing."""
         self._cells = self._cells[:-1]
 
+    @property
+    def elapsed_s(self) -> float:
+        """Return the time since the first one could begin."""
+        return time.perf_counter() - self._began_s
+
     def search(
         self,
         space: Space,
         features: CostFeatures,
         seeds: Mapping[str, Genome],
-        in_force: Trial | None,
-        num_trials: int,
-    ) -> Generator[tuple[Genome, float], Trial, SearchResult]:
-        """Search, as `search_steps` does.
-
-        Args:
-            space: Plans to choose from.
-            features: Of plans on the network, as it is now.
-            seeds: Plans to begin with, beside the builders.
-            in_force: What is known of the plan in force, if one is.
-            num_trials: At most so many.
-
-        """
-        model = self._model = Predictor(features, self.limits.seed, self._learned())
-        limits = self._limits(space, seeds, in_force, num_trials)
-        found = yield from search_steps(space, model, limits)
-        self._cells = [*self._cells[1 - _CELLS :], (features, found.trials)]
-        return found
-
-    def begin(
-        self,
-        space: Space,
-        features: CostFeatures,
-        seeds: Mapping[str, Genome],
         in_force: Trial,
+        num_trials: int,
         kept: Experience | None,
+        reference: Genome | None,
         tell: Callable[[SearchResult], None],
+        fits: Callable[[Genome], bool],
     ) -> Generator[tuple[Genome, float], Trial, SearchResult]:
-        """Search at the start of a run, as `challenge_steps` does.
+        """Search, as `challenge_steps` does.
 
         Args:
             space: Plans to choose from.
             features: Of plans on the network, as it is now.
             seeds: Plans to begin with, beside the builders.
-            in_force: The steps that were watched.
+            in_force: The plan in force, with its step time.
+            num_trials: At most so many.
             kept: Experience of these ranks and machines, whose plan comes first.
+            reference: Plan that is tried if nothing else is.
             tell: Called after each trial with what is known by then.
+            fits: Whether there is room for the trial of a plan.
 
         """
         model = self._model = Predictor(features, self.limits.seed, self._learned())
-        limits = self._limits(space, seeds, in_force, self.limits.max_trials)
-        start = SearchStart(began_s=self._began_s, clock=time.perf_counter, tell=tell)
+        limits = SearchLimits(
+            max_trials=num_trials,
+            max_seconds=self.limits.max_seconds,
+            seeds={**seeds, **space.baselines},
+            num_drawn=_SAMPLES,
+            known=[in_force],
+            seed=self.limits.seed,
+        )
+        start = SearchStart(reference=reference, fits=fits, began_s=self._began_s, clock=time.perf_counter, tell=tell)
         if kept is not None:
             start = replace(start, first=kept.kept, expected_s=kept.kept_s)
             limits = replace(limits, max_trials=min(_KNOWN_TRIALS, limits.max_trials))
         found = yield from challenge_steps(space, model, limits, start)
         self._cells = [*self._cells[1 - _CELLS :], (features, found.trials)]
         return found
-
-    def _limits(
-        self, space: Space, seeds: Mapping[str, Genome], in_force: Trial | None, num_trials: int
-    ) -> SearchLimits:
-        return SearchLimits(
-            max_trials=num_trials,
-            max_seconds=self.limits.max_seconds,
-            batch=_BATCH,
-            num_candidates=_SAMPLES,
-            seeds={**seeds, **space.baselines},
-            num_drawn=_SAMPLES,
-            num_seeds=min(_BATCH, num_trials),
-            known=[in_force] if in_force is not None else [],
-            seed=self.limits.seed,
-        )
 
     def _learned(self) -> TransferPrior | None:
         """Return what earlier searches have taught; no coefficient far from what it is elsewhere.

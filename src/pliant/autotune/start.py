@@ -1,20 +1,23 @@
 """Start of a tuner on a run."""
 
 from pliant.autotune.options import Auto
-from pliant.autotune.recall import recall
+from pliant.autotune.recall import Recalled, recall
 from pliant.autotune.trials import TunableRun
 from pliant.autotune.tuner import AutoTuner
+from pliant.autotune.watching import WATCHED_STEPS, observe_run
 from pliant.comm.base import Comm, duplicate
 from pliant.network.rank_places import require_gloo
-from pliant.profiling.observe import Observation, observe
+from pliant.profiling.observe import Observation
 
-__all__ = ["KNOWN_STEPS", "WATCHED_STEPS", "start_tuning"]
+__all__ = ["resume_tuning", "start_tuning"]
 
-WATCHED_STEPS, KNOWN_STEPS = 2, 1
-"""Steps at the beginning whose times are taken, after one that is not; where an earlier run has left experience."""
+_KNOWN_STEPS = 1
+"""Steps at the beginning whose times are taken, after one that is not, where an earlier run has left experience."""
 
 
-def start_tuning(run: TunableRun, auto: Auto, comm: Comm, observation: Observation | None = None) -> AutoTuner:
+def start_tuning(
+    run: TunableRun, auto: Auto, comm: Comm, observation: Observation | None = None, recalled: Recalled | None = None
+) -> AutoTuner:
     """Attach a tuner, which chooses and monitors the run's plan from here on. Collective.
 
     Args:
@@ -22,6 +25,7 @@ def start_tuning(run: TunableRun, auto: Auto, comm: Comm, observation: Observati
         auto: Options.
         comm: Of the run.
         observation: Of steps that were made before the run began; None to observe the next ones.
+        recalled: What earlier runs have left; None to look for it.
 
     Raises:
         ValueError: The comm is not over Gloo, through which links are measured.
@@ -29,7 +33,23 @@ def start_tuning(run: TunableRun, auto: Auto, comm: Comm, observation: Observati
     """
     require_gloo(comm)
     own = duplicate(comm)
-    recalled = recall(run, auto, own)
-    steps = WATCHED_STEPS if recalled.links is None else KNOWN_STEPS
-    watched = observation or observe(run.model, run.optimizer, steps=steps, warmup_steps=1, gradient_steps=0)
+    recalled = recalled or recall(run.model, run.optimizer, auto, own)
+    watched = observation or observe_run(run, WATCHED_STEPS if recalled.known is None else _KNOWN_STEPS)
     return AutoTuner(run, auto, watched, own, recalled)
+
+
+def resume_tuning(run: TunableRun, auto: Auto, comm: Comm, recalled: Recalled) -> AutoTuner:
+    """Attach a tuner that begins from the conditions of an earlier run, and watches no step before. Collective.
+
+    Args:
+        run: The run, under torch's own exchange.
+        auto: Options.
+        comm: Of the run.
+        recalled: What earlier runs have left, conditions that are known among it.
+
+    Raises:
+        ValueError: The comm is not over Gloo, through which links are measured.
+
+    """
+    require_gloo(comm)
+    return AutoTuner(run, auto, None, duplicate(comm), recalled)

@@ -3,14 +3,14 @@
 import math
 import statistics
 import time
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Sequence
 from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from pliant.autotune.comparison import Comparison
 from pliant.autotune.coordination import slowest_s
 from pliant.comm.base import Comm
 from pliant.comm.text_broadcast import broadcast_text
@@ -21,7 +21,6 @@ from pliant.spec import SyncPlan
 
 __all__ = [
     "UNCOUNTED",
-    "Comparison",
     "Steps",
     "TrialRunner",
     "TunableRun",
@@ -37,7 +36,6 @@ Steps = Generator[None, None, R]
 UNCOUNTED = 2
 """Steps after a switch that are not timed: buckets are provisional in the first, and connections wake up."""
 _LEAST_BLOCKS, _MOST_BLOCKS, _SLOW_BLOCKS = 3, 16, 3
-_MOST, _PAYS_ABOVE = 0.75, 1.01
 _SURELY_AT_ONCE, _SURELY = 1.5, 1.1
 """Factors by which a plan's best turn must be slower than another's worst so that it drops out: first turn, later."""
 
@@ -90,30 +88,6 @@ class TunableRun(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Times of plans and of exact training, taken in turns."""
-
-    best: int
-    """Which of the plans was the fastest to the same accuracy."""
-    gains: tuple[float, ...]
-    """Speed over exact training's, turn by turn."""
-    exact_s: float
-    """Step time of exact training, median over its turns."""
-    plans_s: tuple[float, ...]
-    """Likewise of each plan; NaN for one that failed before it was timed."""
-    failed: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Which of the plans have failed, and why."""
-
-    @property
-    def is_faster(self) -> bool:
-        """Whether it was faster in three turns of four, and by more than 1 % at the median."""
-        if not self.gains:
-            return False
-        faster = sum(gain > 1 for gain in self.gains)
-        return faster >= _MOST * len(self.gains) and statistics.median(self.gains) > _PAYS_ABOVE
-
-
 class TrialRunner:
     """Puts plans in force and times them, the same on all ranks: the slowest rank counts.
 
@@ -128,11 +102,27 @@ class TrialRunner:
         comm: Over a group that nothing else uses.
         enough_s: A plan is timed in blocks of a whole period, as many as begin within so much time, from 3 steps on.
         base: Plan before and after each trial: DDP's own exchange.
+        most_blocks: Most blocks of a trial.
 
     """
 
-    def __init__(self, run: TunableRun, comm: Comm, enough_s: float, base: SyncPlan) -> None:
+    def __init__(
+        self, run: TunableRun, comm: Comm, enough_s: float, base: SyncPlan, most_blocks: int = _MOST_BLOCKS
+    ) -> None:
         self._run, self._comm, self._enough_s, self._base = run, comm, enough_s, base
+        self._most_blocks = most_blocks
+
+    def num_steps(self, plan: SyncPlan, step_s: float = 0.0) -> int:
+        """Return the most steps that timing a plan may take, the one after a failure included.
+
+        Args:
+            plan: To be timed.
+            step_s: Time of its steps; 0 if it is not known.
+
+        """
+        period = exchange_period(plan)
+        blocks = self._num_blocks(step_s, period) if step_s else self._most_blocks
+        return UNCOUNTED + max(_SLOW_BLOCKS, blocks) * period + 1
 
     def time_plan(self, plan: SyncPlan, limit_s: float = math.inf) -> Steps[tuple[list[float], str]]:
         """Train under a plan for a while; return its step times, one a block, or why it has failed."""
@@ -161,19 +151,25 @@ class TrialRunner:
         return why
 
     def compare(
-        self, plans: Sequence[SyncPlan], ratios: Sequence[float], num_turns: int, base_s: float = math.nan
+        self,
+        plans: Sequence[SyncPlan],
+        ratios: Sequence[float],
+        num_turns: int,
+        base_s: float = math.nan,
+        most_turns: float = math.inf,
     ) -> Steps[Comparison]:
         """Time plans and the base plan in turns.
 
         What is surely slower drops out, the base plan too: after the first turn by a half, later by a tenth. A plan
         that fails drops out at once. There are up to twice as many turns, while they disagree on whether the best is
-        faster than the base plan.
+        faster than the base plan; never more than `most_turns`.
 
         Args:
             plans: At least one; none of them is the base plan.
             ratios: For each, how many times the steps it needs to the same accuracy.
-            num_turns: At least two.
+            num_turns: Turns after which the comparison ends, if they agree.
             base_s: Step time of the base plan, if that is known to be too long: it takes no turn then. NaN if not.
+            most_turns: At least one.
 
         """
         factors = (1.0, *ratios)
@@ -181,7 +177,7 @@ class TrialRunner:
         is_known = not math.isnan(base_s)
         left, failed = list(range(is_known, len(factors))), dict[int, str]()
         best, gains = 0, list[float]()
-        for turn in range(1, 2 * num_turns + 1):
+        for turn in range(1, int(min(2 * num_turns, most_turns)) + 1):
             steps_s[0] += [base_s] if is_known else []
             for k in list(left):
                 if k == 0:
@@ -229,9 +225,12 @@ class TrialRunner:
                 return []
             last_s = now_s
             if min(blocks_s) <= limit_s:  # codecs and connections warm up, and ranks wait for cores
-                wanted = self._enough_s / (min(blocks_s) * period)
-                num_blocks = max(2, math.ceil(_LEAST_BLOCKS / period), min(_MOST_BLOCKS, math.ceil(wanted)))
+                num_blocks = self._num_blocks(min(blocks_s), period)
         return blocks_s if min(blocks_s) <= limit_s else [min(blocks_s)]
+
+    def _num_blocks(self, step_s: float, period: int) -> int:
+        wanted = math.ceil(self._enough_s / (step_s * period))
+        return max(2, math.ceil(_LEAST_BLOCKS / period), min(self._most_blocks, wanted))
 
     def _has_failed(self) -> bool:
         return has_failed(self._run.trial, self._comm)

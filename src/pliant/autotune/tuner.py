@@ -4,54 +4,45 @@ import logging
 import math
 from dataclasses import replace
 
-from pliant.autotune.bounds import BoundViolation
 from pliant.autotune.coordination import holds_on_all
-from pliant.autotune.monitor import FAILED, MonitorResult, StepMonitor
+from pliant.autotune.monitor import MonitorResult, StepMonitor
 from pliant.autotune.options import Auto
-from pliant.autotune.plan_guard import PlanGuard
+from pliant.autotune.plan_in_force import PlanInForce
 from pliant.autotune.plan_search import PlanSearch
 from pliant.autotune.prospects import Prospects, look_ahead
 from pliant.autotune.recall import Conditions, Recalled
-from pliant.autotune.rejected import RejectedPlans
 from pliant.autotune.searches import Searches
+from pliant.autotune.short_searches import ShortSearches
 from pliant.autotune.summary import Choice
 from pliant.autotune.trials import Steps, TrialRunner, TunableRun
-from pliant.autotune.watching import watch_first_steps
+from pliant.autotune.watching import WATCHED_STEPS, WatchedSteps, observe_run, resume_steps, watch_first_steps
 from pliant.comm.base import Comm
-from pliant.engine.attachments import AttachedTuner
 from pliant.engine.joint_optimizer import optimizer_name
 from pliant.netmodel import Overheads
 from pliant.network.machine import measure_machine
 from pliant.network.probing import probe
-from pliant.planner import Gene, Genome, Quality, Trial, advise, all_of
-from pliant.planner.challenge import CHANGED, is_changed
-from pliant.planner.experience import Experience
+from pliant.planner import Trial, all_of
+from pliant.planner.challenge import is_changed
 from pliant.profiling.observe import Observation
-from pliant.spec import SyncPlan, Topology, Workload
+from pliant.spec import Topology, Workload
 
 __all__ = ["AutoTuner"]
 
 _log = logging.getLogger("pliant")
 
-_EXACT = {False: Genome(Gene("exact", {"bits": 32})), True: Genome(Gene("torch_shards", {}))}
-"""Whether a model is sharded -> torch's own exchange: DDP's, in its own buckets, or FSDP2's."""
-_COARSE = Genome(Gene("exact", {"bits": 16}))
-_NAMES = {False: "DDP's own exchange", True: "FSDP2's own exchange"}
 _ENOUGH_S = 0.6
 """Time in which blocks of a trial begin."""
-_AGAIN_S = 0.06
-"""The same in a search after a change, which is short: with the windows that detect it, about 50 steps."""
 _HOLD_STEPS = 50
 """Steps after a search without another one; twice as many each time that it kept the plan, or a change came soon."""
 
 
-class AutoTuner(AttachedTuner):
+class AutoTuner(PlanInForce):
     """Chooses the plan of a run while it trains. All ranks have one; the first decides, and tells the others.
 
     Args:
         run: The run.
         auto: Options.
-        observation: Of the run's first steps.
+        observation: Of the run's first steps; None to begin from conditions that are known.
         comm: Over a group that nothing else uses.
         recalled: What earlier runs have left; nothing if None.
 
@@ -60,28 +51,30 @@ class AutoTuner(AttachedTuner):
     keeps_from_joining = "auto measures all ranks in every step"
 
     def __init__(
-        self, run: TunableRun, auto: Auto, observation: Observation, comm: Comm, recalled: Recalled | None = None
+        self,
+        run: TunableRun,
+        auto: Auto,
+        observation: Observation | None,
+        comm: Comm,
+        recalled: Recalled | None = None,
     ) -> None:
-        self._run, self._auto, self._observation, self._comm = run, auto, observation, comm
-        self._exact_name = _NAMES[run.num_shards > 0]
-        self.explanation = "auto is still watching the first steps."
-        """Paragraph on the plan that was chosen, or rejected, and why; the same on all ranks."""
-        self.advice = None
-        """Changes of the optimizer for the plan in force, for `pliant.planner.apply`; None until one was chosen."""
+        super().__init__(run, auto, comm, recalled or Recalled())
+        self._observation = observation
         self.choice: Choice | None = None
         """Outcome of the last search; None until one has ended."""
         self.prospects: Prospects | None = None
         """Predictions before the last search, on the first rank; None elsewhere."""
-        self._recalled = recalled or Recalled()
-        self._exact = _EXACT[run.num_shards > 0]
-        self._genes = _COARSE if run.plan.hash == _COARSE.plan().hash else self._exact  # of the plan in force
-        self._is_exact = True
-        self._guard = PlanGuard(run, comm, self._exact.plan("auto"))
-        self._rejected = RejectedPlans(comm.rank, self._exact.base)
-        self._chosen_why = ""  # explanation of what the last search has chosen
+        self.watched: WatchedSteps
+        """Findings of the first steps, there once a search has begun."""
+        self._short = ShortSearches(run, comm, self._exact.plan("auto"))
         self._overheads: Overheads | None = None  # until the machine was measured
         self._tuning = self._tune()
         next(self._tuning)
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the conditions are those of an earlier run, and none of this one's steps was watched before."""
+        return self._observation is None
 
     def after_step(self, step: int) -> None:
         """Go on; a plan may be switched in it. Collective."""
@@ -92,26 +85,23 @@ class AutoTuner(AttachedTuner):
         if self._run.trial.is_on:
             self._trials.end()
 
-    def end_plan(self) -> None:
-        """Undo what the adopted plan has raised last, as when it ended. Collective, once nothing is in flight."""
-        plan = self._run.plan
-        self._note_fallback(plan, self._guard.end())
-
     def close(self) -> None:
         """Stop, whatever it was about to do."""
         self._tuning.close()
-        self._observation.close()
+        if self._observation is not None:
+            self._observation.close()
         self._comm.close()
 
     def _tune(self) -> Steps[None]:
-        watched = yield from watch_first_steps(self._run, self._observation, self._comm, self._stay_exact)
-        self._watched, workload = watched, watched.workload
-        if not watched.finds_loss:
-            self._rejected.add(all_of("tasc"))  # whose curvature nobody could feel
-        self._auto = self._auto.limited(watched.step_s)
+        yield from self._watch()
         self._searches = Searches(self._auto)
         hold_steps, result = _HOLD_STEPS, None
-        expected_s = yield from self._choose_again(workload)
+        expected_s = yield from self._choose_again()
+        if expected_s is None and self._observation is None:
+            self._observation = observe_run(self._run, WATCHED_STEPS)
+            yield from self._watch()
+            self._searches.limits = self._auto
+        workload = self.watched.workload
         while True:
             before = self._run.plan.hash
             if result is not None:
@@ -135,32 +125,38 @@ class AutoTuner(AttachedTuner):
                 took = f"{1e3 * result.step_s:.4g} ms instead of {1e3 * result.usual_s:.4g} ms"
                 _log.info("auto searches again after step %d: steps took %s.", self._run.steps, took)
 
-    def _stay_exact(self) -> None:
-        """Keep torch's own exchange, since a rank cannot see when backward begins. Collective."""
-        self._run.switch(self._exact.plan("auto"))
-        self._genes = self._exact
-        self.explanation = (
-            f"auto keeps {self._exact_name}: it could not see when backward begins, since the model's output has "
-            "no tensor that it finds (in lists, dicts and dataclasses)."
-        )
+    def _watch(self) -> Steps[None]:
+        run, observation, comm, known = self._run, self._observation, self._comm, self._recalled.known
+        if observation is not None:
+            self.watched = yield from watch_first_steps(run, observation, comm, self._stay_exact)
+        elif known is not None:
+            self.watched = yield from resume_steps(run, known, comm)
+        if not self.watched.finds_loss:
+            self._rejected.add(all_of("tasc"))  # whose curvature nobody could feel
+        self._auto = self._auto.limited(self.watched.step_s)
 
     def _measure_links(self, result: MonitorResult | None) -> Topology:
         """Return hosts and links: by the watched steps' own messages where they suffice, or by a probe."""
         if self._overheads is None:
             self._overheads = Overheads.of(measure_machine(self._comm, budget_s=self._auto.probe_s / 5))
-        found = self._watched.topology(self._comm) if result is None else None
-        return found or probe(self._comm, budget_s=self._auto.probe_s, connections=self._comm.connections)
+        found, budget_s = None, self._auto.probe_s
+        if result is None:
+            found = self.watched.topology(self._comm)
+        else:
+            budget_s = self._short.probe_s(result.step_s, budget_s)
+        return found or probe(self._comm, budget_s=budget_s, connections=self._comm.connections)
 
-    def _choose_again(self, workload: Workload) -> Steps[float | None]:
+    def _choose_again(self) -> Steps[float | None]:
         """Put the plan of an earlier run in force; return its step time, or None if conditions are others now."""
-        if self._recalled.links is None:
+        known = self._recalled.known
+        if known is None:
             return None
-        topology, self._overheads, before = self._recalled.links
-        now, expected_s = self._watched.bytes_per_s, None
+        self._overheads = known.overheads
+        now, before, expected_s = self.watched.bytes_per_s, known.bytes_per_s, None
         if now and before and is_changed(now, before):
             self._recalled.note(f"It was not used: messages went at {now:.3g} bytes per s, and at {before:.3g} then.")
         else:
-            expected_s = yield from self._choose(workload, topology, None, self._recalled.experience)
+            expected_s = yield from self._choose(self.watched.workload, known.topology, None, is_known=True)
         if expected_s is None:
             self._overheads = None
             self._searches.forget_last()
@@ -168,11 +164,20 @@ class AutoTuner(AttachedTuner):
 
     def _monitor(self, hold_steps: int, expected_s: float = math.nan) -> Steps[MonitorResult]:
         bounds = None if self._is_exact else self._auto.bounds
-        monitor = StepMonitor(self._run, self._comm, bounds=bounds, watches_times=self._auto.watch)
-        return (yield from monitor.watch(hold_steps, expected_s))
+        has_room = self._short.has_room if self._auto.watch else None
+        return (
+            yield from StepMonitor(self._run, self._comm, bounds=bounds, may_search=has_room).watch(
+                hold_steps, expected_s
+            )
+        )
 
     def _choose(
-        self, workload: Workload, topology: Topology, result: MonitorResult | None, again: Experience | None = None
+        self,
+        workload: Workload,
+        topology: Topology,
+        result: MonitorResult | None,
+        *,
+        is_known: bool = False,
     ) -> Steps[float | None]:
         """Try plans, hold the best against each other and against exact training, and keep the fastest.
 
@@ -180,27 +185,44 @@ class AutoTuner(AttachedTuner):
             workload: What a step computes and exchanges.
             topology: Hosts and links.
             result: Reason for another search; None for the first.
-            again: Experience, on the first rank, of a plan that is put in force first.
+            is_known: Whether an earlier run has left the plan, which is put in force first.
 
         Returns:
             Step time when the best was tried; NaN if it is not known. None if the experience does not hold any more.
 
         """
-        exact, anew = self._exact.plan("auto"), result is None or result.at_once
-        conditions = Conditions(workload, topology, self._overheads or Overheads(), self._watched.bytes_per_s)
-        quality = Quality(
-            budget=self._auto.quality,
-            optimizer=optimizer_name(self._run.optimizer),
-            unmeasured=self._auto.unmeasured,
-            rejected=self._rejected.genes,
-            equal_weights=self._auto.equal_weights,
-        )
-        in_force = Trial(genes=self._genes, steps_s=((result or self._watched).step_s,))
-        self._trials = TrialRunner(self._run, self._comm, _ENOUGH_S if anew else _AGAIN_S, exact)
-        if self._comm.rank == 0:
-            costs = conditions.overheads
-            self.prospects = look_ahead(workload, topology, costs, quality, self._exact, in_force, self._auto.seed)
-        search = PlanSearch(
+        began, in_force = self._run.steps, Trial(genes=self._genes, steps_s=((result or self.watched).step_s,))
+        rate = self.watched.bytes_per_s if result is None else 0.0  # messages were not watched since the change
+        conditions = Conditions(workload, topology, self._overheads or Overheads(), rate)
+        search = self._new_search(conditions, in_force, result, is_known=is_known)
+        self.prospects = self._look_ahead(search) if self._comm.rank == 0 else None
+        pays = self.prospects is not None and self._auto.pays(self.prospects.gain, in_force.step_s, began)
+        found = yield from search.try_plans(pays=pays or is_known)
+        if is_known and not holds_on_all(self._comm, search.holds(found)):
+            self._recalled.note("Its plan took another time than then, or failed, so that all was measured anew.")
+            return None
+        decision = yield from search.decide(found, self._exact_name)
+        self._short.note_search(began, anew=search.anew)
+        chosen = decision.plan(self._exact.plan("auto"))
+        self._is_exact, self._genes = decision.best.is_exact or not decision.adopted, decision.genes
+        self._note_fallback(chosen, self._guard.begin(chosen))
+        if found is not None:
+            search.keep(found, self._genes, decision.expected_s)
+        why = search.explain(found, decision, "" if self.prospects is None else self.prospects.text)
+        self.choice = decision.choice(self._exact.plan("auto"), 0 if found is None else len(found.trials))
+        self.explanation = self._chosen_why = "\n".join([why, self._advise(workload), *self._rejected.failures])
+        return decision.expected_s
+
+    def _new_search(
+        self, conditions: Conditions, in_force: Trial, result: MonitorResult | None, *, is_known: bool
+    ) -> PlanSearch:
+        """Return a search from the plan in force; arguments as of `_choose`."""
+        exact, began = self._exact.plan("auto"), self._run.steps
+        anew = result is None or (result.at_once and self._short.may_begin_anew)
+        self._trials = self._short.trials(in_force.step_s)
+        if anew:
+            self._trials = TrialRunner(self._run, self._comm, _ENOUGH_S, exact)
+        return PlanSearch(
             comm=self._comm,
             auto=self._auto,
             trials=self._trials,
@@ -210,68 +232,21 @@ class AutoTuner(AttachedTuner):
             exact=self._exact,
             in_force=in_force,
             conditions=conditions,
-            quality=quality,
+            quality=self._auto.quality_with(optimizer_name(self._run.optimizer), self._rejected.genes),
             anew=anew,
+            steps_left=lambda: math.inf if anew else self._short.steps_left - (self._run.steps - began),
+            most_s=math.inf if result is not None else self._auto.search_s(in_force.step_s, 0),
+            is_known=is_known,
             say=self._say,
         )
-        pays = self.prospects is not None and self._auto.pays(self.prospects.gain, in_force.step_s, self._run.steps)
-        found = yield from search.try_plans(again, pays=pays)
-        if not holds_on_all(self._comm, found is None or found.stopped != CHANGED):
-            self._recalled.note("Its plan took another time than then, so that all was measured anew.")
+
+    def _look_ahead(self, search: PlanSearch) -> Prospects | None:
+        """Return the predictions, on the first rank; None if they fail, since training goes on without them."""
+        given, seed = search.conditions, self._auto.seed
+        try:
+            return look_ahead(
+                given.workload, given.topology, given.overheads, search.quality, self._exact, search.in_force, seed
+            )
+        except Exception as error:  # noqa: BLE001  on this rank alone, while the others wait for its wishes
+            _log.warning("auto tries no plan, since nothing could be predicted: %s: %s.", type(error).__name__, error)
             return None
-        decision = yield from search.decide(found, self._exact_name)
-        chosen = decision.plan(exact)
-        self._is_exact, self._genes = decision.best.is_exact or not decision.adopted, decision.genes
-        self._note_fallback(chosen, self._guard.begin(chosen))
-        if found is not None and anew:
-            search.keep(found, self._genes, decision.expected_s)
-        why = search.explain(found, decision, "" if self.prospects is None else self.prospects.text)
-        self.choice = decision.choice(exact, 0 if found is None else len(found.trials))
-        self.explanation = self._chosen_why = "\n".join([why, self._advise(workload), *self._rejected.failures])
-        return decision.expected_s
-
-    def _say(self, progress: str) -> None:
-        """Set the explanation to the current state, followed by the earlier choice, if there was one."""
-        self.explanation = f"{progress}\nBefore: {self._chosen_why}" if self._chosen_why else progress
-
-    def _advise(self, workload: Workload) -> str:
-        """Say what the plan in force asks of the optimizer; the same on all ranks."""
-        ranks = self._comm.size
-        self.advice = advise(
-            workload,
-            ranks,
-            self._run.plan,
-            optimizer=optimizer_name(self._run.optimizer),
-            tuned_for=(self._auto.tuned_for_ranks or ranks) * workload.batch_size,
-        )
-        return self.advice.paragraph
-
-    def _give_up(self, verdict: BoundViolation, workload: Workload) -> None:
-        """Return to exact training after a violation on any rank, and reject the exchanges in question."""
-        if verdict.bound == FAILED:
-            plan = self._run.plan
-            self._guard.fall_back()
-            self._note_fallback(plan, verdict.why)
-            return
-        self._rejected.add(gene for gene in self._genes.genes if not gene.exact)
-        why = (
-            f"After step {self._run.steps} a plan was given up for {self._exact_name}: {verdict.why}. What it relaxed "
-            f"is not tried again in this run. It was {self._run.plan}"
-        )
-        # A residual beyond its bound would come down on the weights in one step; smaller ones are paid.
-        plan = self._run.plan
-        self._recalled.give_up(self._exact, why)
-        self._note_fallback(plan, self._guard.leave(pay=verdict.bound != "residual"))
-        self._genes, self._is_exact = self._exact, True
-        if self._comm.rank == 0:
-            _log.warning(why)
-        self.explanation = f"{why}\n{self._advise(workload)}\nBefore: {self.explanation}"
-
-    def _note_fallback(self, plan: SyncPlan, why: str) -> None:
-        """Say that an adopted plan was undone, and refuse what is in it from now on; nothing if it has not failed."""
-        if not why:
-            return
-        what = f"By step {self._run.steps} a plan in force had failed, which has made place for {self._exact_name}"
-        text = self._rejected.note_failure(what, why, plan, {plan.hash: self._genes})
-        self._genes, self._is_exact = self._exact, True
-        self.explanation = f"{text}\nBefore: {self.explanation}"

@@ -4,15 +4,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pliant.autotune.coordination import holds_on_all, slowest_s
+from pliant.autotune.recall import Conditions
 from pliant.autotune.trials import Steps, TunableRun
 from pliant.comm.base import Comm
 from pliant.engine.outputs import OutputWatch
 from pliant.engine.relaxed_model import module_of, strip_wrappers
 from pliant.network.own_rates import own_rate, topology_of_messages
-from pliant.profiling.observe import Observation
+from pliant.profiling.observe import Observation, observe
 from pliant.spec import Topology, Workload
 
-__all__ = ["WatchedSteps", "watch_first_steps"]
+__all__ = ["WATCHED_STEPS", "WatchedSteps", "observe_run", "resume_steps", "watch_first_steps"]
+
+WATCHED_STEPS = 2
+"""Steps at the beginning whose times are taken, after one that is not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,24 @@ class WatchedSteps:
         return topology_of_messages(comm, self.bytes_per_s, self.message_s, comm.connections)
 
 
+def observe_run(run: TunableRun, num_steps: int) -> Observation:
+    """Return an observation of so many of the run's next steps, after one that is not timed."""
+    return observe(run.model, run.optimizer, steps=num_steps, warmup_steps=1, gradient_steps=0)
+
+
+def resume_steps(run: TunableRun, known: Conditions, comm: Comm) -> Steps[WatchedSteps]:
+    """Let one step be made, which tells whether the loss is found; all else is what an earlier run has left."""
+    outputs = _outputs_of(run, lambda: True)
+    yield
+    return WatchedSteps(
+        workload=known.workload,
+        step_s=known.base_s,
+        finds_loss=_finds_loss(run, outputs, comm),
+        bytes_per_s=known.bytes_per_s,
+        message_s=0.0,
+    )
+
+
 def watch_first_steps(
     run: TunableRun, observation: Observation, comm: Comm, keep_exact: Callable[[], None]
 ) -> Steps[WatchedSteps]:
@@ -46,16 +68,14 @@ def watch_first_steps(
         keep_exact: Called where a rank cannot see when backward begins, so that nothing will ever be chosen.
 
     """
-    ddp, module = strip_wrappers(run.model), module_of(run.model)
-    outputs = OutputWatch(None if ddp is module else ddp, module, lambda: not observation.done)
+    outputs = _outputs_of(run, lambda: not observation.done)
     first = None
     while True:
         yield
         if observation.done:  # its hooks go by themselves
             break
         first = run.stats() if first is None else first
-    outputs.close()
-    finds_loss = holds_on_all(comm, run.curvature.is_told or outputs.loss()[0] is not None)
+    finds_loss = _finds_loss(run, outputs, comm)
     while not holds_on_all(comm, not observation.blind):
         keep_exact()
         yield
@@ -77,3 +97,14 @@ def watch_first_steps(
         bytes_per_s=own_rate(comm, sent_bytes, busy_s),
         message_s=busy_s / max(1, messages),
     )
+
+
+def _outputs_of(run: TunableRun, wanted: Callable[[], bool]) -> OutputWatch:
+    ddp, module = strip_wrappers(run.model), module_of(run.model)
+    return OutputWatch(None if ddp is module else ddp, module, wanted)
+
+
+def _finds_loss(run: TunableRun, outputs: OutputWatch, comm: Comm) -> bool:
+    """Say whether the loss was recognized or told on all ranks. Collective."""
+    outputs.close()
+    return holds_on_all(comm, run.curvature.is_told or outputs.loss()[0] is not None)

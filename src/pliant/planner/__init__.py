@@ -1,7 +1,7 @@
 """Search for a plan: a space of plans, predicted costs, and a search that measures few of them."""
 
 from pliant.planner.advice import Advice, AppliedAdvice, advise, apply
-from pliant.planner.baselines import BASELINES, SHARDED_BASELINES, named_genomes
+from pliant.planner.baselines import BASELINES, OWN_EXCHANGE, SHARDED_BASELINES, named_genomes
 from pliant.planner.codec_errors import LOW_RANKS, CodecErrors, lossy_codecs
 from pliant.planner.error_budget import MENUS, ErrorBudgetResult, error_budget_seeds, solve_error_budget
 from pliant.planner.families import FAMILIES, Family
@@ -29,6 +29,7 @@ __all__ = [
     "FRONTIER_LIMITS",
     "LOW_RANKS",
     "MENUS",
+    "OWN_EXCHANGE",
     "SHARDED_BASELINES",
     "WORKLOADS",
     "Advice",

@@ -6,7 +6,7 @@ from pliant.algorithms.registry import ALGORITHMS, algorithm_named
 from pliant.planner.compositions import searched_genes
 from pliant.planner.genome import Gene, Genome
 
-__all__ = ["BASELINES", "SHARDED_BASELINES", "named_genomes"]
+__all__ = ["BASELINES", "OWN_EXCHANGE", "SHARDED_BASELINES", "named_genomes"]
 
 _DDP_BYTES = 25 << 20
 _EXACT = Gene("exact", {"bits": 32})
@@ -47,6 +47,9 @@ SHARDED_BASELINES: dict[str, Genome] = {
     "fsdp-onebit": Genome(Gene("coded_shards", {"bits": 1, "residual": "full", "weights": "differences"})),
 }
 """The same for models that are divided among all ranks."""
+
+OWN_EXCHANGE = {False: Genome(_EXACT), True: Genome(Gene("torch_shards", {}))}
+"""Whether a model is sharded -> torch's own exchange: DDP's, in its own buckets, or FSDP2's."""
 
 
 @cache

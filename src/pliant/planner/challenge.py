@@ -42,6 +42,10 @@ class SearchStart:
     """Step time that it took earlier; 0 if it is not known."""
     began_s: float = 0.0
     """Reading of the clock when the run began."""
+    reference: Genome | None = None
+    """Plan that is tried where no other is predicted to be better, so that a wrong prediction is found out."""
+    fits: Callable[[Genome], bool] = lambda _: True
+    """Whether there is room for the trial of a plan."""
     clock: Callable[[], float] = time.perf_counter
     """Seconds since any moment."""
     tell: Callable[[SearchResult], None] = lambda _: None
@@ -63,7 +67,7 @@ def challenge_steps(
     time. Where there is no such plan, up to two that the model cannot tell from the best are tried: of another family,
     and predicted within 1.05 of it; not so where a plan was kept earlier. The search ends when nothing of this is left,
     or when challengers have cost a tenth of the time since the run began. A challenger costs the time of its trial,
-    less what the best plan would have taken for its steps.
+    less what the best plan would have taken for its steps. If nothing was tried by then, the reference is.
 
     Args:
         space: What may be chosen.
@@ -72,7 +76,7 @@ def challenge_steps(
         start: What it begins with.
 
     """
-    book = _Book(space, model, limits)
+    book = _Book(space, model, limits, start.fits)
     first = start.first if start.first is not None and start.first in space else None
     plans = _plans(space, model, limits)
     end_s, spent_s, ties = math.inf, 0.0, 0 if first is not None else _TIES
@@ -80,6 +84,8 @@ def challenge_steps(
         wanted, least_s, tried = first or book.best_of(plans), book.least_s, bool(book.num_run)
         if wanted is not None and first is None and book.cost_s(wanted) > _PAYS * least_s:
             ties, wanted = ties - 1, book.tie_in(plans) if ties > 0 and tried else None
+        if wanted is None and not tried and start.reference is not None:
+            wanted = book.best_of([start.reference])
         if wanted is None:
             return book.close("no plan was predicted to be 5 % better")
         if book.num_run >= limits.max_trials:
@@ -107,8 +113,10 @@ def challenge_steps(
 class _Book:
     """Trials with what was predicted of them, and what follows."""
 
-    def __init__(self, space: Space, model: StepTimeModel, limits: SearchLimits) -> None:
-        self._space, self._model = space, model
+    def __init__(
+        self, space: Space, model: StepTimeModel, limits: SearchLimits, fits: Callable[[Genome], bool]
+    ) -> None:
+        self._space, self._model, self._fits = space, model, fits
         self._trials = list(limits.known)
         self._predicted_s = [self.predicted_s(trial.genes) for trial in self._trials]
         self.num_run = 0
@@ -129,7 +137,7 @@ class _Book:
 
     def best_of(self, plans: Sequence[Genome]) -> Genome | None:
         tried = {trial.genes for trial in self._trials}
-        left = [genes for genes in plans if genes not in tried and genes in self._space]
+        left = [genes for genes in plans if genes not in tried and genes in self._space and self._fits(genes)]
         return _best_first(self._space, self._model, left)[0] if left else None
 
     def tie_in(self, plans: Sequence[Genome]) -> Genome | None:

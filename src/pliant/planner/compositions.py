@@ -7,9 +7,11 @@ from itertools import product
 from pliant.planner.families import FAMILIES, NAMED_FAMILIES
 from pliant.planner.genome import Gene, all_of, genes_of, is_new, is_valid
 from pliant.planner.node_families import NodeFamily
-from pliant.spec import AllReduce, BetweenRacks, Exchange, text_of
+from pliant.spec import AllReduce, BetweenRacks, Exchange, ScatterGather, ShardedOptimizer, text_of
 
 __all__ = ["composition", "searched_genes"]
+
+_OWNERS = ShardedOptimizer.__name__
 
 
 @cache
@@ -17,11 +19,15 @@ def composition(gene: Gene) -> tuple[Gene, ...]:
     """Return the genes of families with a name that a gene consists of: itself, or the node around and the node inside.
 
     The node around is taken with an exact average inside; one that is exact then, such as an exchange between racks,
-    does not count. Nothing if a part has no name, unless the whole is exact.
+    does not count. Owners of gradients in codes count as averages in these codes, which code the mean a second time.
+    Nothing if a part has no name, unless the whole is exact.
     """
     if gene.family in NAMED_FAMILIES or gene.exact:
         return (gene,)
     family = FAMILIES[gene.family]
+    if gene.family == _OWNERS and isinstance(node := gene.exchange, ShardedOptimizer):
+        twin = None if node.codec is None else _genes_of_nodes().get(ScatterGather(codec=node.codec))
+        return () if twin is None else (twin,)
     if not isinstance(family, NodeFamily) or not family.holds:
         return ()
     inside = _genes_of_texts().get(str(gene.settings[family.holds]))
@@ -77,8 +83,8 @@ def _composed_of(family: NodeFamily) -> Iterator[Gene]:
     """Yield the genes of a class of nodes that have a composition, without making all others."""
     if not family.holds:
         first = next(filter(is_valid, genes_of(family.name)), None)
-        if first is not None and not first.between_steps:  # which have parts only if they are exact
-            yield from (gene for gene in all_of(family.name) if gene.exact)
+        if first is not None and not first.between_steps:  # which have no parts
+            yield from (gene for gene in all_of(family.name) if composition(gene))
         return
     texts = [text_of(node) for node in _inside() if family.takes(node)]
     for each in product(*family.others.values()):
@@ -89,16 +95,20 @@ def _composed_of(family: NodeFamily) -> Iterator[Gene]:
             yield from (gene for gene in genes if is_valid(gene) and is_new(gene) and composition(gene))
 
 
-def searched_genes(measured: Collection[Gene] = (), *, combined: bool = True, racks: bool = True) -> tuple[Gene, ...]:
+def searched_genes(
+    measured: Collection[Gene] = (), *, combined: bool = True, racks: bool = True, owners: bool = False
+) -> tuple[Gene, ...]:
     """Return the genes of which a ratio of steps can be known: by their parts, or by others of their class.
 
     Args:
         measured: Genes whose ratio somebody has measured.
         combined: Whether those that consist of others are among them.
         racks: Whether exchanges between racks are among them.
+        owners: Whether owners with gradients in codes are among them in any case.
 
     """
-    composed = _composed(racks=racks) if combined else _named()
+    coded = tuple(_composed_of(NodeFamily(ShardedOptimizer))) if owners else ()
+    composed = _composed(racks=racks) if combined else (*_named(), *coded)
     others = dict.fromkeys(gene.family for gene in measured if gene.family not in NAMED_FAMILIES)
     return (
         tuple(dict.fromkeys((*composed, *(gene for name in others for gene in all_of(name))))) if others else composed

@@ -121,6 +121,11 @@ class Experience:
         """Lines on the plans that were tried: what was predicted, and what was seen."""
         return plans_text(self.trials, self.predicted_s)
 
+    def step_s(self, genes: Genome) -> float:
+        """Return the measured step time of a plan in s; 0 if it is not known."""
+        seen = (trial.step_s for trial in self.trials if trial.genes == genes and trial.status == "ok")
+        return next(seen, self.kept_s if genes == self.kept else 0.0)
+
     @property
     def learned_overheads(self) -> Overheads:
         """The machine's costs with the fitted coefficients, none of them beyond four times what was measured."""

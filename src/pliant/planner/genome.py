@@ -157,6 +157,8 @@ class Genome:
     """Where parameters that have owners may be cut; nowhere in genes that were written down before there were cuts."""
     bandwidths: tuple[float, ...] = field(default=(), metadata=LATER)
     """Ranks' bandwidths, after which owners hold parts; equal parts if not given."""
+    owners: tuple[int, ...] = field(default=(), metadata=LATER)
+    """Ranks to which parts that have owners go in turn; all ranks if not given."""
     sizes: tuple[tuple[int, Gene], ...] = field(default=(), metadata=LATER)
     """Number of elements -> how parameters that have at most so many are exchanged; comes before names and layers."""
     sparse: SparseWay = field(default="auto", metadata=LATER)
@@ -173,6 +175,7 @@ class Genome:
         if not any(gene.exchange.has_owners for gene in self.genes):
             object.__setattr__(self, "cut", "whole")
             object.__setattr__(self, "bandwidths", ())
+            object.__setattr__(self, "owners", ())
         if not self.names:  # otherwise what a layer says may be for all of it but a named part
             object.__setattr__(self, "layers", tuple(each for each in self.layers if each[1] != self.base))
 
@@ -194,6 +197,7 @@ class Genome:
         parts += ["sums by schedule"] if self.by_schedule else []
         parts += [f"cut {self.cut}"] if self.cut != "whole" else []
         parts += ["owners by bandwidth"] if self.bandwidths else []
+        parts += [f"owners {_counted(self.owners)}"] if self.owners else []
         parts += [f"sparse gradients by {self.sparse}"] if self.sparse != "auto" else []
         return ", ".join(parts)
 
@@ -215,9 +219,15 @@ class Genome:
     def _finish(self, gene: Gene) -> Exchange:
         node = _in_chunks(gene.exchange, self.chunk_bytes)
         if isinstance(node, OwnedOptimizer):
-            node = replace(node, placement=Placement(bandwidths=self.bandwidths, cut=self.cut))
+            node = replace(node, placement=Placement(bandwidths=self.bandwidths, cut=self.cut, owners=self.owners))
         node = _by_schedule(node) if self.by_schedule else node
         return BetweenHosts(inner=node) if self.by_hosts and gene.fits_hosts else node
+
+
+def _counted(owners: tuple[int, ...]) -> str:
+    """Return ranks, with the number of their turns where these differ."""
+    turns = {rank: owners.count(rank) for rank in dict.fromkeys(owners)}
+    return " ".join(f"{rank}" if set(turns.values()) == {1} else f"{turns[rank]}x{rank}" for rank in turns)
 
 
 def _adds_up(node: Exchange) -> TypeGuard[AllReduce | LowRank | ScatterGather | BlockSparse | OwnedOptimizer]:

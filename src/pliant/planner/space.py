@@ -10,7 +10,7 @@ from pliant.planner.codec_errors import CodecErrors
 from pliant.planner.compositions import searched_genes
 from pliant.planner.genome import SMALL_NUMEL, Gene, Genome, is_valid
 from pliant.planner.grids import beside, distance, separating, useful
-from pliant.planner.placements import rank_bandwidths
+from pliant.planner.placements import OwnerPlaces
 from pliant.planner.quality import Quality
 from pliant.spec import BlockSparse, Sharded, Topology, Workload
 from pliant.spec.owners import ELEMENTWISE_OPTIMIZERS, Cut
@@ -36,7 +36,7 @@ class Space:
     Args:
         workload: The classes of its layers are told apart.
         topology: Hierarchy is offered where a host has several ranks and there are several hosts, schedules where pairs
-            of hosts have links of their own, owners by bandwidth where ranks' rates differ.
+            of hosts have links of their own, owners by bandwidth and by name where ranks' rates differ.
         quality: What a plan may cost in steps, and the optimizer: owners cut parameters where it works element by
             element, which is never slower, and nowhere else.
         error_budget: How much of the gradient a plan may lose, as `CodecErrors.of` says; None for no such bound. With
@@ -63,7 +63,7 @@ class Space:
             self._errors.require_some()
         self._is_sharded, self._has_replicas = workload.is_sharded, workload.has_replicas(topology.num_ranks)
         self._cut: Cut = "auto" if quality.optimizer in ELEMENTWISE_OPTIMIZERS else "whole"
-        self._bandwidths = rank_bandwidths(topology)
+        self._places = OwnerPlaces(topology)
         has_rows = any(tensor.sparse_rows for tensor in workload.tensors)
         self._ways: tuple[SparseWay, ...] = ("auto", "gather", "owners", "dense") if has_rows else ("auto",)
         named = SHARDED_BASELINES if self._is_sharded and not self._has_replicas else BASELINES
@@ -84,9 +84,10 @@ class Space:
         self._with_racks = bool(topology.racks) and not self._is_sharded
         self.sizes = separating(workload) if combined else ()
         """Numbers of elements that divide the parameters that weigh into smaller and larger ones, if combined."""
+        coded = self._places.has_choice
         self._genes = [
             gene
-            for gene in searched_genes(quality.ratios, combined=combined, racks=self._with_racks)
+            for gene in searched_genes(quality.ratios, combined=combined, racks=self._with_racks, owners=coded)
             if (gene.exact or quality.budget > 1)
             and self._is_possible(gene)
             and quality.admits(gene)
@@ -102,7 +103,7 @@ class Space:
             return False
         if (genes.by_schedule and not self._with_schedules) or genes.sparse not in self._ways:
             return False
-        if genes != replace(genes, cut=self._cut) or genes.bandwidths not in ((), self._bandwidths):
+        if genes != replace(genes, cut=self._cut) or genes not in self._places:
             return False
         if not all(is_valid(gene) and self._is_possible(gene) for gene in genes.genes):
             return False
@@ -150,7 +151,7 @@ class Space:
     def mutate(self, genes: Genome, rng: random.Random) -> Genome:
         """Change one thing: a size by one place on its grid, a switch, a setting, or how a class is exchanged."""
         changes = (*self._changes, Space._change_schedule) if self._with_schedules else self._changes
-        changes += (Space._change_owners,) if self._bandwidths else ()
+        changes += (lambda _, genes, rng: self._places.changed(genes, rng),) if self._places.has_choice else ()
         changes += (Space._change_sizes,) if self.sizes else ()
         changes += (Space._change_sparse,) if len(self._ways) > 1 else ()
         return self._first_inside(lambda: rng.choice(changes)(self, genes, rng), instead=genes)
@@ -161,6 +162,7 @@ class Space:
         def draw() -> Genome:
             pick = [rng.choice((one, other)) for _ in range(6)]
             last = rng.choice((one, other)) if self._with_schedules else pick[5]
+            placed = rng.choice((one, other)) if self._places.has_choice else one
             return Genome(
                 base=pick[0].base,
                 layers=pick[1].layers,
@@ -170,7 +172,8 @@ class Space:
                 at_end=pick[4].at_end,
                 by_hosts=pick[5].by_hosts,
                 by_schedule=last.by_schedule,
-                bandwidths=rng.choice((one, other)).bandwidths if self._bandwidths else (),
+                bandwidths=placed.bandwidths,
+                owners=placed.owners,
                 sizes=rng.choice((one, other)).sizes if self.sizes else (),
                 sparse=rng.choice((one, other)).sparse if len(self._ways) > 1 else "auto",
             )
@@ -182,14 +185,15 @@ class Space:
         by_hosts = (False, True) if self._with_hosts else (False,)
         by_schedule = (False, True) if self._with_schedules else (False,)
         settings = itertools.product(self._genes, self._buckets, (False, True), by_hosts, by_schedule)
-        apart = tuple(itertools.product(dict.fromkeys(((), self._bandwidths)), self._ways))
+        apart = tuple(itertools.product(self._places.tried, self._ways))
         every = dict.fromkeys(
             replace(
                 Genome(g, bucket_bytes=b, at_end=end, by_hosts=by, by_schedule=scheduled, cut=self._cut, sparse=way),
                 bandwidths=bandwidths,
+                owners=owners,
             )
             for g, b, end, by, scheduled in settings
-            for bandwidths, way in apart
+            for (bandwidths, owners), way in apart
         )
         yield from (genes for genes in every if genes in self)
 
@@ -197,19 +201,18 @@ class Space:
         def gene() -> Gene:
             return rng.choice(self._by_family[rng.choice(sorted(self._by_family))])
 
-        base = gene()
-        return Genome(
-            base=base,
+        drawn = Genome(
+            base=gene(),
             layers=tuple((layer, gene()) for layer in self.layers if rng.random() < _APART / len(self.layers)),
             bucket_bytes=rng.choice(self._buckets),
             chunk_bytes=rng.choice(self._chunks),
             at_end=rng.random() < 0.2 and not self._is_sharded,
             by_hosts=self._with_hosts and rng.random() < 0.5,
             by_schedule=self._with_schedules and rng.random() < 0.5,
-            bandwidths=self._bandwidths if self._bandwidths and rng.random() < 0.5 else (),
             sizes=((rng.choice(self.sizes), gene()),) if self.sizes and rng.random() < _SMALL_APART else (),
             sparse=rng.choice(self._ways) if len(self._ways) > 1 else "auto",
         )
+        return self._places.placed(drawn, rng)
 
     def _change_bucket(self, genes: Genome, rng: random.Random) -> Genome:
         return replace(genes, bucket_bytes=beside(self._buckets, genes.bucket_bytes, rng))
@@ -225,9 +228,6 @@ class Space:
 
     def _change_schedule(self, genes: Genome, _: random.Random) -> Genome:
         return replace(genes, by_schedule=not genes.by_schedule)
-
-    def _change_owners(self, genes: Genome, _: random.Random) -> Genome:
-        return replace(genes, bandwidths=() if genes.bandwidths else self._bandwidths)
 
     def _change_sparse(self, genes: Genome, rng: random.Random) -> Genome:
         return replace(genes, sparse=rng.choice(self._ways))
