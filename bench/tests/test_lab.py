@@ -85,7 +85,9 @@ def toy(steps=STEPS):
 
 
 def recipe(**other):
-    return Recipe(**{"optimizer": "SGD", "lr": 0.05, "seed": 3, "ranks": RANKS, "every": 5, **other})
+    return Recipe(
+        **{"optimizer": "SGD", "lr": 0.05, "seed": 3, "ranks": RANKS, "every": 5, "keep_weights": True, **other}
+    )
 
 
 @pytest.fixture
