@@ -17,7 +17,7 @@ import argparse
 import fnmatch
 import time
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -72,18 +72,17 @@ class Bench:
     def _train(self, about: Record) -> Outcome:
         pliant.parse(about["algorithm"])
         require_optimizer(about["optimizer"])
-        size, windows, ranks, steps = (about[name] for name in ("size", "windows", "ranks", "steps"))
-        task = partial(language_task, size, windows, ranks, steps, self._text)
+        task = {name: about[name] for name in ("size", "windows", "ranks", "steps")} | {"folder": self._text}
         recipe = Recipe(
             optimizer=about["optimizer"],
             lr=about["lr"],
             decay=about["decay"],
             seed=about["seed"],
-            ranks=ranks,
-            every=max(steps // POINTS, 1),
+            ranks=about["ranks"],
+            every=max(about["steps"] // POINTS, 1),
         )
         if self._device == "cpu":
-            return train(_task(*task.args), about["algorithm"], recipe)
+            return train(_task(**task), about["algorithm"], recipe)
         return train_in_processes(task, about["algorithm"], recipe, self._device)
 
 

@@ -50,32 +50,31 @@ class SharedMomentAdamW(Optimizer):
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Average what is due, then make AdamW's step with it. Collective when it averages."""
         [group] = self.param_groups
-        parameters: list[Tensor] = group["params"]
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        lr, (beta1, beta2), parameters = group["lr"], group["betas"], list[Tensor](group["params"])
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for parameter in parameters:
             if not self.state[parameter]:
-                zeros = (torch.zeros_like(parameter), torch.zeros_like(parameter))
-                self.state[parameter] = dict(zip(("exp_avg", "exp_avg_sq"), zeros, strict=True))
+                zeros = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
+                self.state[parameter].update(zeros)
         first, second = ([self.state[p][key] for p in parameters] for key in ("exp_avg", "exp_avg_sq"))
-        beta1, beta2 = group["betas"]
         self._steps += 1
-        torch._foreach_lerp_(first, gradients, 1 - beta1)
         self._update(second, gradients, beta2)
-        scale = torch._foreach_sqrt(second)
-        torch._foreach_div_(scale, (1 - beta2**self._counted) ** 0.5)
-        torch._foreach_add_(scale, group["eps"])
-        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_addcdiv_(parameters, first, scale, -group["lr"] / (1 - beta1**self._steps))
+        corrections = 1 - beta1**self._steps, (1 - beta2**self._counted) ** 0.5
+        for parameter, gradient, m, v in zip(parameters, gradients, first, second, strict=True):
+            m.lerp_(gradient, 1 - beta1)
+            scale = v.sqrt().div_(corrections[1]).add_(group["eps"])
+            parameter.mul_(1 - lr * group["weight_decay"]).addcdiv_(m, scale, value=-lr / corrections[0])
 
     def _update(self, second: list[Tensor], gradients: list[Tensor], beta2: float) -> None:
-        is_due = self._steps <= self._dense_steps or self._steps % self._period == 0 or self._steps == 1
-        if self._of == "gradient" and not is_due:
-            return
+        is_due = self._steps <= max(self._dense_steps, 1) or self._steps % self._period == 0
         if self._of == "gradient":
+            if not is_due:
+                return
             gradients = self._mean(gradients)
         decay = beta2 ** (self._steps - self._counted)
         self._counted = self._steps
-        torch._foreach_mul_(second, decay)
-        torch._foreach_addcmul_(second, gradients, gradients, 1 - decay)
+        for v, gradient in zip(second, gradients, strict=True):
+            v.mul_(decay).addcmul_(gradient, gradient, value=1 - decay)
         if self._of == "moment" and is_due:
-            torch._foreach_copy_(second, self._mean(second))
+            for v, mean in zip(second, self._mean(second), strict=True):
+                v.copy_(mean)
