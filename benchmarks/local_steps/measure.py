@@ -25,7 +25,7 @@ from rates import KEY, NotTrainedError, Rates, Trainings, from_file, loss_of
 from trials import Record, key_of, read
 
 import pliant
-from pliant_bench.lab.language import language_task
+from pliant_bench.lab.language import language_task, text_name
 from pliant_bench.lab.optimizers import require_optimizer
 from pliant_bench.lab.processes import train_in_processes
 from pliant_bench.lab.training import Outcome, Recipe, train
@@ -64,8 +64,8 @@ class Bench:
         self.made += 1
         curve = [(point["step"], round(point["loss"], 6)) for point in outcome.curve]
         facts = {"curve": curve, "diverged": outcome.diverged, "exchanges": outcome.exchanges}
-        took = {"sent_bytes": round(outcome.sent_bytes), "wall_s": round(outcome.wall_s, 1), "device": self._device}
-        line = self._trainings.add({**about, **facts, **took})
+        facts |= {"sent_bytes": round(outcome.sent_bytes), "wall_s": round(outcome.wall_s, 1)}
+        line = self._trainings.add({**about, **facts, "device": self._device, "text": text_name(self._text)})
         print(f"    {'/'.join(str(about[name]) for name in KEY)}: {loss_of(line):.4f}", flush=True)
         return line
 
@@ -87,6 +87,13 @@ class Bench:
 
 
 _task = cache(language_task)
+
+
+def require_text(trainings: Trainings, text: str) -> None:
+    """Raise ValueError if a file has trainings on another text."""
+    others = {line["text"] for line in trainings.records.values()} - {text_name(text)}
+    if others:
+        raise ValueError(f"the file has trainings on {', '.join(others)}, not on {text_name(text)}; use another --out.")
 
 
 def carry_out(trials: Sequence[Record], bench: Bench) -> None:
@@ -135,6 +142,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     asked = [trial for trial in asked if trial["device"] == kind]
     if not asked:
         parser.error(f"no trial for {kind} is called {', '.join(patterns)}; they are called as in {key_of(read()[0])}.")
+    try:
+        require_text(trainings, given.text)
+    except ValueError as error:
+        parser.error(str(error))
     done = Rates(from_file(trainings))
     open_ones = [trial for trial in asked if not is_done(trial, done)]
     if given.list:

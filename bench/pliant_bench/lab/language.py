@@ -2,6 +2,7 @@
 
 import functools
 import math
+import platform
 from pathlib import Path
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from pliant_bench.data.text import Text, load_text, python_text
 from pliant_bench.lab.decoder import SIZES, Decoder
 from pliant_bench.lab.tasks import LabTask
 
-__all__ = ["first_rate", "language_task"]
+__all__ = ["first_rate", "language_task", "text_name"]
 
 _HELD_OUT_WINDOWS = 500
 _BASE_WINDOWS = 32
@@ -49,6 +50,11 @@ def language_task(size: str, windows: int, ranks: int, steps: int, folder: str =
         steps=steps,
         first_lr={},
     )
+
+
+def text_name(folder: str) -> str:
+    """Return what says which text a folder stands for; perplexities of two texts cannot be compared."""
+    return str(Path(folder).resolve()) if folder else f"library of Python {platform.python_version()}"
 
 
 def first_rate(size: str, windows: int) -> float:

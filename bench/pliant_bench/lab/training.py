@@ -3,9 +3,9 @@
 import copy
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,27 @@ from pliant.engine.plan_resolution import PlanLike
 from pliant_bench.lab.optimizers import make_optimizers, require_optimizer
 from pliant_bench.lab.tasks import LabTask
 
-__all__ = ["Outcome", "Point", "RankOutcome", "Recipe", "Worker", "first_model", "outcome_of", "rate_factor", "train"]
+__all__ = [
+    "DECAYS",
+    "TIMEOUT_S",
+    "Outcome",
+    "Point",
+    "RankOutcome",
+    "Recipe",
+    "Worker",
+    "first_model",
+    "outcome_of",
+    "rate_factor",
+    "train",
+]
 
 TIMEOUT_S = 600.0
 """Longest wait of a communication: a rank waits while another one judges."""
+DECAYS: dict[str, Callable[[float], float]] = {
+    "linear": lambda progress: 1 - progress,
+    "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+}
+"""Name -> share of the fall that is left, of the share of the steps that is over."""
 _FLOOR = 0.1
 """Share of the largest learning rate that is left at the end of the schedule."""
 
@@ -39,8 +56,8 @@ class Recipe:
     """Name in `OPTIMIZERS`, or of an optimizer of Pliant."""
     lr: float
     """Largest learning rate."""
-    decay: Literal["linear", "cosine"] = "linear"
-    """How the learning rate comes down."""
+    decay: str = "linear"
+    """How the learning rate comes down: one of `DECAYS`."""
     seed: int
     """Of weights and of the order of batches."""
     ranks: int = 4
@@ -55,6 +72,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         require_optimizer(self.optimizer)
+        if self.decay not in DECAYS:
+            raise ValueError(f"there is no decay {self.decay!r} of the learning rate; there are {', '.join(DECAYS)}.")
         if min(self.ranks, self.every) < 1 or self.last_step < 0 or not self.lr > 0:
             raise ValueError(
                 "ranks and every must be at least 1, last_step at least 0 and lr positive, but they are "
@@ -102,8 +121,7 @@ def rate_factor(step: int, steps: int, decay: str = "linear") -> float:
     """
     warm = max(steps // 10, 1)
     progress = min(max(step - warm, 0) / max(steps - warm, 1), 1.0)
-    left = 1 - progress if decay == "linear" else (1 + math.cos(math.pi * progress)) / 2
-    return min((step + 1) / warm, _FLOOR + (1 - _FLOOR) * left)
+    return min((step + 1) / warm, _FLOOR + (1 - _FLOOR) * DECAYS[decay](progress))
 
 
 def train(task: LabTask, what: PlanLike, recipe: Recipe) -> Outcome:
