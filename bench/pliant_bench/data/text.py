@@ -1,5 +1,7 @@
-"""Text as windows of characters: of a folder of text files, every tenth held out."""
+"""Text as windows of characters: of a folder of text files, or of Python's library, every tenth file held out."""
 
+import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -14,9 +16,10 @@ from pliant_bench.harness.metric import METRICS, Metric
 from pliant_bench.harness.tasks import sample_batch, steps_per_epoch
 from pliant_bench.models import CHARS_LENGTH, chars
 
-__all__ = ["Text", "load_text"]
+__all__ = ["Text", "load_text", "python_text"]
 
 _HOLD_OUT = 10
+_NOT_EVERYWHERE = {"site-packages", "dist-packages", "test", "tests", "idlelib"}
 _NUM_HELD_OUT = 2000
 """Windows to judge by, spread over all that is held out: more would take longer than they make surer."""
 
@@ -71,11 +74,31 @@ def load_text(folder: Path) -> Text:
     """
     paths = sorted(folder.rglob("*.txt"))
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in paths]
+    return _text_of(texts, folder, "text files (*.txt)")
+
+
+def python_text() -> Text:
+    """Return the source of Python's own standard library, about 10 M characters that every machine has.
+
+    Tests, IDLE and installed packages are left out, since not every Python has them. Its files are read as ASCII.
+
+    Raises:
+        DataMissingError: This Python has no sources.
+
+    """
+    folder = Path(sysconfig.get_path("stdlib"))
+    paths = [
+        path for path in sorted(folder.rglob("*.py")) if _NOT_EVERYWHERE.isdisjoint(path.relative_to(folder).parts)
+    ]
+    return _text_of([path.read_text(encoding="ascii", errors="replace") for path in paths], folder, "sources (*.py)")
+
+
+def _text_of(texts: Sequence[str], folder: Path, what: str) -> Text:
     held_out = "\n".join(texts[_HOLD_OUT - 1 :: _HOLD_OUT])
     train = "\n".join(text for k, text in enumerate(texts) if k % _HOLD_OUT != _HOLD_OUT - 1)
     if min(len(held_out), len(train)) <= CHARS_LENGTH:
         raise DataMissingError(
-            f"{folder} has {len(paths)} text files (*.txt) with {len(train)} characters to learn and {len(held_out)} "
+            f"{folder} has {len(texts)} {what} with {len(train)} characters to learn and {len(held_out)} "
             f"held out, but every {_HOLD_OUT}th file is held out and both need more than {CHARS_LENGTH}; give a folder "
             "with more text with --data."
         )

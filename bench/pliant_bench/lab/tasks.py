@@ -56,8 +56,10 @@ class LabTask:
     def judge(self, model: nn.Module) -> float:
         """Return the mean loss on held-out data, in nats a target; the model is back in training mode afterwards."""
         model.eval()
+        device = next(model.parameters()).device
+        inputs, targets = (part.to(device) for part in self.held_out)
         with torch.no_grad():
-            value = float(self.loss(model(self.held_out[0]), self.held_out[1]))
+            value = float(self.loss(model(inputs), targets))
         model.train()
         return value
 

@@ -1,29 +1,42 @@
 """One training of the laboratory of quality: all workers are threads of this process, joined by the engine itself."""
 
 import copy
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
 
 import pliant
 from pliant.comm import RankContext
 from pliant.engine.plan_resolution import PlanLike
+from pliant_bench.lab.optimizers import make_optimizers, require_optimizer
 from pliant_bench.lab.tasks import LabTask
 
-__all__ = ["OPTIMIZERS", "Outcome", "Point", "Recipe", "rate_factor", "train"]
+__all__ = [
+    "DECAYS",
+    "TIMEOUT_S",
+    "Outcome",
+    "Point",
+    "RankOutcome",
+    "Recipe",
+    "Worker",
+    "first_model",
+    "outcome_of",
+    "rate_factor",
+    "train",
+]
 
-OPTIMIZERS: dict[str, Callable[[nn.Module, float], Optimizer]] = {
-    "SGD": lambda model, lr: SGD(model.parameters(), lr=lr, momentum=0.9),
-    "AdamW": lambda model, lr: AdamW(model.parameters(), lr=lr),
+TIMEOUT_S = 600.0
+"""Longest wait of a communication: a rank waits while another one judges."""
+DECAYS: dict[str, Callable[[float], float]] = {
+    "linear": lambda progress: 1 - progress,
+    "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
 }
-"""Name of an optimizer's class -> what makes it of a model and a learning rate."""
-
-_TIMEOUT_S = 600.0
+"""Name -> share of the fall that is left, of the share of the steps that is over."""
 _FLOOR = 0.1
 """Share of the largest learning rate that is left at the end of the schedule."""
 
@@ -40,9 +53,11 @@ class Recipe:
     """Settings of a training that all algorithms of a comparison share."""
 
     optimizer: str
-    """Name in `OPTIMIZERS`."""
+    """Name in `OPTIMIZERS`, or of an optimizer of Pliant."""
     lr: float
     """Largest learning rate."""
+    decay: str = "linear"
+    """How the learning rate comes down: one of `DECAYS`."""
     seed: int
     """Of weights and of the order of batches."""
     ranks: int = 4
@@ -52,12 +67,13 @@ class Recipe:
     """Steps between two points of the curve."""
     target: float | None = None
     """Held-out loss at which a training ends early."""
+    keep_weights: bool = False
+    """Whether the outcome has each worker's weights."""
 
     def __post_init__(self) -> None:
-        if self.optimizer not in OPTIMIZERS:
-            raise ValueError(
-                f"there is no optimizer {self.optimizer!r} in the laboratory; there are {', '.join(OPTIMIZERS)}."
-            )
+        require_optimizer(self.optimizer)
+        if self.decay not in DECAYS:
+            raise ValueError(f"there is no decay {self.decay!r} of the learning rate; there are {', '.join(DECAYS)}.")
         if min(self.ranks, self.every) < 1 or self.last_step < 0 or not self.lr > 0:
             raise ValueError(
                 "ranks and every must be at least 1, last_step at least 0 and lr positive, but they are "
@@ -66,28 +82,46 @@ class Recipe:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankOutcome:
+    """Result of a training on one rank."""
+
+    curve: list[Point]
+    """Ends early at the target, or where a loss or a gradient was not finite."""
+    taken: int
+    """Steps."""
+    diverged: bool
+    sent_bytes: int
+    """Of all steps, as `run.stats()` counts them."""
+    exchanges: int
+    """Steps in which it has sent something."""
+    weights: dict[str, Tensor]
+    """State of the model at the end, before the run is closed; empty if it is not kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """Result of a training."""
 
     curve: list[Point]
-    """Ends early at the target, or where a loss or a gradient was not finite."""
     diverged: bool
     sent_bytes: float
-    """Of a step, all workers together, as `run.stats()` counts them; with what judging the weights sends."""
+    """Of a step, all workers together."""
+    exchanges: int
+    """Steps in which the first worker has sent something."""
     wall_s: float
     weights: list[dict[str, Tensor]]
-    """Each worker's state of the model at the end, before the run is closed."""
+    """Each worker's."""
 
 
-def rate_factor(step: int, steps: int) -> float:
-    """Return the share of the largest learning rate in a step: a tenth of the steps up, then straight to a tenth.
+def rate_factor(step: int, steps: int, decay: str = "linear") -> float:
+    """Return the share of the largest learning rate in a step: a tenth of the steps up, then down to a tenth of it.
 
     After `steps` it stays there. It depends on nothing but the step, so all algorithms have the same rates, however
     long they need.
     """
     warm = max(steps // 10, 1)
-    falling = 1 - (1 - _FLOOR) * (step - warm) / max(steps - warm, 1)
-    return min((step + 1) / warm, max(falling, _FLOOR))
+    progress = min(max(step - warm, 0) / max(steps - warm, 1), 1.0)
+    return min((step + 1) / warm, _FLOOR + (1 - _FLOOR) * DECAYS[decay](progress))
 
 
 def train(task: LabTask, what: PlanLike, recipe: Recipe) -> Outcome:
@@ -100,65 +134,102 @@ def train(task: LabTask, what: PlanLike, recipe: Recipe) -> Outcome:
         ValueError: The plan cannot train this model, or its optimizer.
 
     """
-    torch.manual_seed(recipe.seed)
-    first = task.model()
     start_s = time.perf_counter()
-    workers = pliant.run_world(
-        recipe.ranks, lambda place: _Worker(task, recipe, first, place).train(what), timeout_s=_TIMEOUT_S
+    first = first_model(task, recipe.seed)
+    ranks = pliant.run_world(
+        recipe.ranks, lambda place: Worker(task, recipe, first, place).train(what), timeout_s=TIMEOUT_S
     )
-    taken = max(worker.taken for worker in workers)
+    return outcome_of(ranks, time.perf_counter() - start_s)
+
+
+def first_model(task: LabTask, seed: int) -> nn.Module:
+    """Return the model with which all ranks begin."""
+    torch.manual_seed(seed)
+    return task.model()
+
+
+def outcome_of(ranks: Sequence[RankOutcome], wall_s: float) -> Outcome:
+    """Return the result of a training of the results of its ranks."""
     return Outcome(
-        curve=workers[0].curve,
-        diverged=any(worker.diverged for worker in workers),
-        sent_bytes=sum(worker.sent_bytes for worker in workers) / max(taken, 1),
-        wall_s=time.perf_counter() - start_s,
-        weights=[worker.weights for worker in workers],
+        curve=ranks[0].curve,
+        diverged=any(rank.diverged for rank in ranks),
+        sent_bytes=sum(rank.sent_bytes for rank in ranks) / max(*(rank.taken for rank in ranks), 1),
+        exchanges=ranks[0].exchanges,
+        wall_s=wall_s,
+        weights=[rank.weights for rank in ranks],
     )
 
 
-class _Worker:
-    """One rank of a training."""
+class Worker:
+    """One rank of a training.
 
-    def __init__(self, task: LabTask, recipe: Recipe, first: nn.Module, place: RankContext) -> None:
-        self._task = task
-        self._recipe = recipe
-        self._place = place
-        self._model, self._judged = copy.deepcopy(first), copy.deepcopy(first)
-        self._optimizer = OPTIMIZERS[recipe.optimizer](self._model, recipe.lr)
-        self.curve: list[Point] = []
-        self.taken = 0
-        self.sent_bytes = 0.0
-        self.diverged = False
-        self.weights: dict[str, Tensor] = {}
+    Args:
+        task: What is learned.
+        recipe: How.
+        first: Model to begin with, which is copied.
+        place: Rank, and the groups over which it talks.
+        device: Where the model is.
 
-    def train(self, what: PlanLike) -> "_Worker":
-        """Train to the end; return itself."""
+    """
+
+    def __init__(
+        self, task: LabTask, recipe: Recipe, first: nn.Module, place: RankContext, device: str = "cpu"
+    ) -> None:
+        self._task, self._recipe, self._place, self._device = task, recipe, place, device
+        self._model, self._judged = (copy.deepcopy(first).to(device) for _ in range(2))
+        self._optimizers = make_optimizers(recipe.optimizer, self._model, recipe.lr, self._mean)
+        self._curve: list[Point] = []
+        self._taken = self._sent_bytes = self._exchanges = 0
+        self._diverged = False
+
+    def train(self, what: PlanLike) -> RankOutcome:
+        """Train to the end."""
         last = self._recipe.last_step or self._task.steps
-        group = self._place.process_group
         with pliant.relax(
-            self._model, self._optimizer, what, group=group, timeout_s=_TIMEOUT_S, agreement_every=0
+            self._model,
+            self._optimizers,
+            what,
+            group=self._place.process_group,
+            timeout_s=TIMEOUT_S,
+            agreement_every=0,
+            transport="auto" if self._device == "cpu" else "host",
         ) as run:
             try:
-                while self.taken < last and not self._has_ended():
+                while self._taken < last and not self._has_ended():
+                    before = run.stats()["sent_bytes"]
                     self._step(run.model)
-                    if self.taken % self._recipe.every == 0 or self.taken == last:
+                    self._count(run.stats()["sent_bytes"] - before)
+                    if self._taken % self._recipe.every == 0 or self._taken == last:
                         self._judge(run)
             except pliant.NonFiniteGradientError:
-                self.diverged = True
-            self.sent_bytes = run.stats()["sent_bytes"]
-            if not self.diverged:
+                self._diverged = True
+            if not self._diverged:
                 run.state_dict()  # what is on its way arrives
-            self.weights = {name: value.detach().clone() for name, value in self._model.state_dict().items()}
-        return self
+            return RankOutcome(
+                curve=self._curve,
+                taken=self._taken,
+                diverged=self._diverged,
+                sent_bytes=self._sent_bytes,
+                exchanges=self._exchanges,
+                weights=self._weights() if self._recipe.keep_weights else {},
+            )
 
     def _step(self, model: nn.Module) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._recipe.lr * rate_factor(self.taken, self._task.steps)
-        x, y = self._task.batch_of(self.taken, self._place.rank, self._place.size, self._recipe.seed)
-        self._optimizer.zero_grad()
-        self._task.loss(model(x), y).backward()
-        self._optimizer.step()
-        self.taken += 1
+        rate = self._recipe.lr * rate_factor(self._taken, self._task.steps, self._recipe.decay)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.zero_grad()
+        x, y = self._task.batch_of(self._taken, self._place.rank, self._place.size, self._recipe.seed)
+        self._task.loss(model(x.to(self._device)), y.to(self._device)).backward()
+        for optimizer in self._optimizers:
+            optimizer.step()
+        self._taken += 1
+
+    def _count(self, sent_bytes: int) -> None:
+        """Note what a step has sent; what judging the weights sends is not of the exchange."""
+        self._sent_bytes += sent_bytes
+        self._exchanges += sent_bytes > 0
 
     def _judge(self, run: pliant.Run) -> None:
         """Let rank 0 judge the weights, and tell all. Collective."""
@@ -167,9 +238,19 @@ class _Worker:
             self._judged.load_state_dict(state)
             told[0] = self._task.judge(self._judged)
         self._place.comm.all_reduce(told).wait()
-        self.curve.append({"step": self.taken, "loss": float(told)})
-        self.diverged = self.diverged or not bool(torch.isfinite(told))
+        self._curve.append({"step": self._taken, "loss": float(told)})
+        self._diverged = self._diverged or not bool(torch.isfinite(told))
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: value.detach().cpu().clone() for name, value in self._model.state_dict().items()}
+
+    def _mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return means over all ranks. Collective."""
+        flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
+        self._place.comm.all_reduce(flat).wait()
+        means = flat.div_(self._place.size).to(self._device).split([tensor.numel() for tensor in tensors])
+        return [mean.view_as(tensor) for mean, tensor in zip(means, tensors, strict=True)]
 
     def _has_ended(self) -> bool:
         target = self._recipe.target
-        return self.diverged or (target is not None and bool(self.curve) and self.curve[-1]["loss"] <= target)
+        return self._diverged or (target is not None and bool(self._curve) and self._curve[-1]["loss"] <= target)

@@ -1,0 +1,148 @@
+"""The job on local steps: its list, its journal, the tuning of rates and the numbers of its page."""
+
+import importlib
+import itertools
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from test_language_lab import RANKS, RATE, STEPS, folder, recipe, task
+
+import pliant
+from pliant_bench.lab.training import Outcome, train
+
+__all__ = ["folder"]
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Return what imports a module of benchmarks/local_steps, which has names in common with other folders."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks" / "local_steps"))
+    for name in ("trials", "rates", "measure", "page"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module
+    for name in ("trials", "rates", "measure", "page"):
+        sys.modules.pop(name, None)
+
+
+def trial(load, kind, arm, **other):
+    made = load("trials").record(kind, arm, load("trials").Cell(size="0.06M"), other.pop("seed", 0))
+    return {**made, **other}
+
+
+def outcome_at(best):
+    """Return a training that takes no time, whose loss is lowest at one rate."""
+
+    def fake(task, what, recipe):
+        loss = 1 + abs(math.log2(recipe.lr / best)) / 10 + recipe.seed / 100 + (0.5 if "local" in what else 0)
+        curve = [{"step": task.steps, "loss": loss}]
+        return Outcome(curve=curve, diverged=False, sent_bytes=8e6, exchanges=31, wall_s=0.0, weights=[])
+
+    return fake
+
+
+def run_job(load, monkeypatch, folder, out, trials, best=2.0**-5, *arguments):
+    job = load("measure")
+    monkeypatch.setattr(job, "read", lambda: trials)
+    monkeypatch.setattr(job, "train", outcome_at(best))
+    job.main(["--out", str(out), "--text", folder, *arguments])
+    return lines_of(out)
+
+
+def lines_of(out):
+    """Return the whole lines of a file."""
+    return [json.loads(line) for line in out.read_text().splitlines() if line.endswith("}")] if out.exists() else []
+
+
+def test_the_list_of_trials_is_what_its_command_makes(load):
+    trials = load("trials")
+    assert trials.read() == json.loads(json.dumps(trials.listed()))
+    keys = [trials.key_of(each) for each in trials.read()]
+    assert len(set(keys)) == len(keys)
+    later = {"des_loc", "mt_dao", "pier", "acco", "delayed_nesterov"}
+    for text in {each["algorithm"] for each in trials.read()}:
+        known = text.replace("{steps}", "1000")
+        assert text.split("(")[0] in later or "total_steps" in text or pliant.parse(known)
+    assert {each["device"] for each in trials.read() if each["size"] == "125M"} == {"cuda"}
+
+
+def test_a_rate_is_tuned_short_and_checked_long(load, monkeypatch, folder, tmp_path, capsys):
+    arm = load("trials").ADAMW_DDP
+    trials = [trial(load, kind, arm) for kind in ("tuned", "checked")] + [trial(load, "trained", arm, seed=2)]
+    lines = run_job(load, monkeypatch, folder, tmp_path / "out", trials)
+    rates = {steps: [line["lr"] for line in lines if line["steps"] == steps] for steps in (500, 1000)}
+    assert sorted(rates[500]) == [2.0**-8, 2.0**-7, 2.0**-6, 2.0**-5, 2.0**-4]
+    assert sorted(set(rates[1000])) == [2.0**-6, 2.0**-5, 2.0**-4]
+    assert [line["lr"] for line in lines if line["seed"] == 2] == [2.0**-5]
+    assert "trained/AdamW/ddp/0.06M/32/4/1000/linear/2: rate 0.03125, loss 1.0200" in capsys.readouterr().out
+
+
+def test_the_job_goes_on_where_it_stopped(load, monkeypatch, folder, tmp_path, capsys):
+    trials, out = [trial(load, kind, load("trials").ADAMW_DDP) for kind in ("tuned", "checked")], tmp_path / "out"
+    whole = run_job(load, monkeypatch, folder, out, trials)
+    out.write_text("".join(json.dumps(line) + "\n" for line in whole[:3]) + '{"size": "0.06M", "wind')
+    clock = itertools.count()
+    monkeypatch.setattr(load("measure").time, "monotonic", lambda: next(clock))
+    run_job(load, monkeypatch, folder, out, trials, 2.0**-5, "--seconds", "2")
+    told = capsys.readouterr().out
+    assert "the time is over; 2 trials are left" in told
+    assert "1 trainings were made" in told
+    run_job(load, monkeypatch, folder, out, trials, 2.0**-5, "--list")
+    assert "2 of 2 trials are open" in capsys.readouterr().out
+    assert run_job(load, monkeypatch, folder, out, trials) == whole
+    written = out.read_text()
+    run_job(load, monkeypatch, folder, out, trials)
+    assert out.read_text() == written
+    with pytest.raises(SystemExit):
+        run_job(load, monkeypatch, "", out, trials)
+    assert f"the file has trainings on {folder}, not on library of Python 3" in capsys.readouterr().err
+
+
+def test_what_pliant_does_not_have_is_one_line_and_tried_again(load, monkeypatch, folder, tmp_path, capsys):
+    arms = load("trials").Arm
+    unknown = trial(load, "tuned", arms(name="lion_loco", algorithm="lion_loco(period=32)"))
+    lion = trial(load, "tuned", arms(name="ddp", algorithm="bf16", optimizer="Lion"))
+    lines = run_job(load, monkeypatch, folder, tmp_path / "out", [unknown, lion])
+    assert lines == []
+    told = capsys.readouterr().out.splitlines()
+    assert [line.partition(" refused: ")[2][:30] for line in told[:2]] == [
+        "there is no algorithm 'lion_lo",
+        "there is no optimizer 'Lion' i",
+    ]
+    run_job(load, monkeypatch, folder, tmp_path / "out", [unknown], 2.0**-5, "--list")
+    assert "open tuned/AdamW/lion_loco" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        run_job(load, monkeypatch, folder, tmp_path / "out", [unknown], 2.0**-5, "--device", "cuda")
+    assert "no trial for cuda is called *" in capsys.readouterr().err
+
+
+def test_a_training_of_the_job_is_one_of_the_laboratory(load, folder, tmp_path):
+    job, rates = load("measure"), load("rates")
+    about = {"size": "0.06M", "windows": 4, "ranks": RANKS, "steps": STEPS, "optimizer": "Muon", "decay": "cosine"}
+    about |= {"algorithm": "local_sgd(period=2)", "lr": RATE, "seed": 1}
+    line = job.Bench(rates.Trainings(tmp_path / "out"), "cpu", folder, math.inf).trained(about)
+    ours = train(task(folder), "local_sgd(period=2)", recipe(optimizer="Muon", seed=1, every=1, decay="cosine"))
+    assert line["curve"] == [(point["step"], round(point["loss"], 6)) for point in ours.curve]
+    assert line["exchanges"] == STEPS // 2
+
+
+def test_the_page_has_ratios_of_the_same_seeds(load, monkeypatch, folder, tmp_path, capsys):
+    trials = load("trials")
+    arms = (trials.ADAMW_DDP, trials.EVERY_STEP)
+    listed = [*trials.in_cell(arms, trials.BASE, (0, 1)), trials.record("scaled", arms[1], trials.BASE, times=2.0)]
+    out = tmp_path / "out"
+    run_job(load, monkeypatch, folder, out, listed)
+    monkeypatch.setattr(load("page"), "read", lambda: [*listed, *trials.in_cell(trials.MAIN, trials.BASE, (0,))])
+    capsys.readouterr()
+    load("page").main([str(out)])
+    told = capsys.readouterr().out
+    mean = (math.exp(1) + math.exp(1.01)) / 2
+    ratio = math.exp(0.5)
+    assert f"| ddp | AdamW | 0.0312 | {mean:.3f} | 1.000 (1.000 .. 1.000) |  | 2 | 31 |" in told
+    both = f"{ratio:.3f} ({ratio:.3f} .. {ratio:.3f})"
+    assert f"| local_sgd H1 | AdamW | 0.0312 | {mean * ratio:.3f} | {both} |  | 2 | 31 |" in told
+    assert f"| local_sgd H1, 2 x DDP's rate | AdamW | 0.0625 | {math.exp(1.6):.3f} | {math.exp(0.6):.3f} |" in told
+    assert f"| c: own v at DDP's best rate times the root of the ranks | {math.exp(0.6):.3f} |" in told
+    assert "muloco" not in told
