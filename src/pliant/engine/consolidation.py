@@ -10,7 +10,7 @@ from pliant.comm.recorded import RecordedComm
 from pliant.engine.averaging import consolidated_state
 from pliant.engine.bucket_dispatcher import BucketDispatcher
 from pliant.engine.comm_thread import CommThread
-from pliant.engine.executor import PlanExecutor
+from pliant.engine.plan_executor import PlanExecutor
 from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.skipping import CountsSkips
 

@@ -1,8 +1,6 @@
 """Building of a plan's executor for a model: exchanges, owners, monitors."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +25,7 @@ from pliant.engine.owner_step import OwnerStep
 from pliant.engine.owners import Owners, Servers
 from pliant.engine.parts import Part
 from pliant.engine.places import Places
+from pliant.engine.plan_executor import PlanExecutor
 from pliant.engine.ratio_controller import RatioController, controllers_for
 from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.server_threads import ServerThreads
@@ -36,69 +35,9 @@ from pliant.engine.step_counts import plan_number
 from pliant.engine.tracer import Tracer
 from pliant.engine.weight_exchange import WeightExchange
 from pliant.engine.weight_parts import BetweenSteps
-from pliant.spec import Delayed, SyncPlan, with_schedule
+from pliant.spec import SyncPlan, with_schedule
 
-__all__ = ["ExecutorBuilder", "PlanExecutor"]
-
-
-P = TypeVar("P", bound=Part)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanExecutor:
-    """All parts that carry out a plan."""
-
-    gradients: GradientExchange
-    """Exchange of gradients and momenta."""
-    owners: Owners
-    """Owners of parameters."""
-    served: tuple[Part, ...] = ()
-    """Owners that step beside what a rank computes: server threads, or exchanges of ACCO."""
-    beside: tuple[Part, ...] = ()
-    """Other parts that the plan needs: exchanges of weights, ratio controllers, curvature monitors."""
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """All parts, in the order in which their moments are called."""
-        return (*self.served, self.owners, *self.beside)
-
-    def of(self, kind: type[P]) -> list[P]:
-        """Return the parts of a type."""
-        return [part for part in self.parts if isinstance(part, kind)]
-
-    @property
-    def ranks_differ(self) -> bool:
-        """Whether ranks have weights and buffers of their own, and must not wait for each other in DDP."""
-        return any(part.lets_ranks_differ for part in self.parts)
-
-    @property
-    def keeps_from_joining(self) -> str:
-        """Reason why a rank that makes no steps cannot stand in for one that does, or ""."""
-        inside = (inner for node in self.gradients.store.nodes.values() for inner in node.walk())
-        if any(isinstance(node, Delayed) and node.compensation for node in inside):
-            return "this plan corrects gradients by what weights have done, and its own would stand still"
-        return next((part.keeps_from_joining for part in self.parts if part.keeps_from_joining), "")
-
-    def settle(self, step: int) -> None:
-        """Bring exchanges in flight to a state that can be saved; at a free pace this is collective."""
-        for part in self.parts:
-            part.settle(step)
-
-    def hand_back(self, step: int) -> None:
-        """Finish exchanges in flight, and give all ranks the state that owners held. Collective."""
-        for part in self.parts:
-            part.hand_back(step)
-
-    def hand_back_owned(self, step: int) -> None:
-        """Give all ranks the state that owners held, and leave exchanges of weights, which have failed. Collective."""
-        for part in (*self.served, self.owners):
-            part.hand_back(step)
-
-    def close(self) -> None:
-        """Drop exchanges in flight, and end all parts."""
-        for part in self.parts:
-            part.abandon()
-            part.close()
+__all__ = ["ExecutorBuilder"]
 
 
 class ExecutorBuilder:

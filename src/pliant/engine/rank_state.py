@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from pliant.buckets import real_shape
 from pliant.comm.base import Comm
-from pliant.engine.executor import PlanExecutor
 from pliant.engine.generators import load_generators, save_generators
 from pliant.engine.optimizer_state import (
     check_optimizer_state,
@@ -20,6 +19,7 @@ from pliant.engine.optimizer_state import (
     optimizer_state,
     parameter_names,
 )
+from pliant.engine.plan_executor import PlanExecutor
 from pliant.engine.rank_checks import gather_numbers, raise_together
 from pliant.engine.relaxed_model import name_without_wrappers
 from pliant.engine.same_structure import require_same_structure

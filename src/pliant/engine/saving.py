@@ -12,7 +12,7 @@ from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.checkpoint import write_checkpoint
 from pliant.engine.comm_thread import CommThread
 from pliant.engine.consolidation import Consolidates
-from pliant.engine.executor import PlanExecutor
+from pliant.engine.plan_executor import PlanExecutor
 from pliant.engine.rank_checks import raise_together
 from pliant.engine.rank_state import Saver
 from pliant.engine.relaxed_model import RelaxedModel, name_without_wrappers

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from pliant.engine.bucket_dispatcher import BucketDispatcher
-from pliant.engine.executor import PlanExecutor
+from pliant.engine.plan_executor import PlanExecutor
 
 __all__ = ["CountsSkips"]
 

@@ -12,9 +12,10 @@ from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.attachments import AttachedProfile
 from pliant.engine.averaging import average_run
 from pliant.engine.comm_thread import CommThread
-from pliant.engine.executor import ExecutorBuilder, PlanExecutor
+from pliant.engine.executor import ExecutorBuilder
 from pliant.engine.gradient_exchange import GradientExchange
 from pliant.engine.initial_sync import broadcast_optimizer, broadcast_tensors
+from pliant.engine.plan_executor import PlanExecutor
 from pliant.engine.plan_resolution import PlanLike, require_plan, resolve_plan
 from pliant.engine.rank_checks import gather_numbers
 from pliant.engine.relaxed_model import RelaxedModel

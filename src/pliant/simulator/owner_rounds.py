@@ -36,7 +36,9 @@ def owner_rounds(node: OwnedOptimizer | ParameterServer, batch: BucketBatch, num
     return [Round(messages=messages, before=before, after=after)]
 
 
-def owner_rounds_by_hosts(node: OwnedOptimizer, batch: BucketBatch, topology: Topology) -> list[Round]:
+def owner_rounds_by_hosts(
+    node: OwnedOptimizer | ParameterServer, batch: BucketBatch, topology: Topology
+) -> list[Round]:
     """Return the same where ranks of a host add up first, and each part leaves the host once, in codes if at all."""
     slices, held = HostSlices(topology), batch.held
     mine, added = slices.added(held), held.max(1, initial=0) * (slices.num_hosts - 1)

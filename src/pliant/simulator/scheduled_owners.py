@@ -13,6 +13,7 @@ from pliant.schedules.coded_rounds import coded_rounds
 from pliant.schedules.owned import fastest_owner_schedule
 from pliant.schedules.rooted import Half, place_half
 from pliant.simulator.owner_rounds import (
+    norms_of_parts,
     owner_rounds,
     owner_rounds_by_hosts,
     payloads,
@@ -23,16 +24,24 @@ from pliant.simulator.owner_rounds import (
 )
 from pliant.simulator.scheduled import require_ranks, rounded_bytes, rounds_of_blocks
 from pliant.simulator.scheduled_codes import round_in_codes
-from pliant.spec import CodecSpec, OwnedOptimizer, OwnerScheduling, Schedule, Topology
+from pliant.spec import CodecSpec, OwnedOptimizer, OwnerScheduling, ParameterServer, Schedule, Topology
+from pliant.spec.owners import schedule_of
 
-__all__ = ["sums_to_owners", "weights_to_all"]
+__all__ = ["sums_and_norms", "sums_to_owners", "weights_to_all"]
 
 _Hosts = tuple[tuple[int, ...], ...]
 """Ranks of each host; of one each where nothing is added up inside."""
 
 
+def sums_and_norms(
+    node: OwnedOptimizer | ParameterServer, batch: BucketBatch, topology: Topology, *, by_hosts: bool = False
+) -> list[Round]:
+    """Return the rounds of `sums_to_owners`, and those in which all get the norms of parts."""
+    return [*sums_to_owners(node, batch, topology, by_hosts=by_hosts), *norms_of_parts(batch, topology.num_ranks)]
+
+
 def sums_to_owners(
-    node: OwnedOptimizer, batch: BucketBatch, topology: Topology, *, by_hosts: bool = False
+    node: OwnedOptimizer | ParameterServer, batch: BucketBatch, topology: Topology, *, by_hosts: bool = False
 ) -> list[Round]:
     """Return the rounds of gradients on their way to owners.
 
@@ -48,7 +57,7 @@ def sums_to_owners(
     """
     codec = node.codec
     sizes = batch.held * batch.itemsize[:, None] if codec is None else payloads(codec, batch.held)
-    ways = _schedules_for(node.schedule, "reduce", sizes, topology, by_hosts=by_hosts)
+    ways = _schedules_for(schedule_of(node), "reduce", sizes, topology, by_hosts=by_hosts)
     rounds = list[Round]()
     straight = np.array([way is None for way in ways])
     if straight.any():

@@ -10,7 +10,6 @@ import numpy as np
 from pliant.netmodel import BucketBatch, Floats, Round, passes, work
 from pliant.simulator.collective_rounds import among_ranks
 from pliant.simulator.levels import among_groups, groups_of, rounds_inside, side_by_side, slice_numels, sums_inside
-from pliant.simulator.owner_rounds import norms_of_parts, owner_rounds
 from pliant.simulator.rounds import (
     all_gather_rounds,
     all_reduce_rounds,
@@ -20,7 +19,7 @@ from pliant.simulator.rounds import (
 )
 from pliant.simulator.scheduled import by_schedule
 from pliant.simulator.scheduled_codes import coded_sum_rounds
-from pliant.simulator.scheduled_owners import sums_to_owners
+from pliant.simulator.scheduled_owners import sums_and_norms
 from pliant.simulator.sharded import among_replicas, exchanged, shard_traffic, shards_of
 from pliant.simulator.visible import visible_rounds
 from pliant.spec import (
@@ -166,7 +165,7 @@ def _local_steps(node: LocalSteps, batch: BucketBatch, topology: Topology, turn:
 def _between_groups(node: BetweenGroups, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
     """Sum inside each group, exchange slices between groups side by side, and gather; or, of weights, without sums."""
     if isinstance(node.inner, OwnedOptimizer):
-        return _owned(node.inner, batch, topology, turn, by_hosts=True)
+        return ExchangeTraffic(task=tuple(sums_and_norms(node.inner, batch, topology, by_hosts=True)))
     groups, among = groups_of(node.LEVEL, topology), among_groups(node.LEVEL, topology)
     num_slices = min(map(len, groups)) if node.slices_freely else 1
     up, down = rounds_inside(batch, groups, num_slices)
@@ -207,17 +206,8 @@ def _block_sparse(node: BlockSparse, batch: BucketBatch, topology: Topology, tur
     return ExchangeTraffic(task=tuple(by_schedule(rounds, node.schedule, topology)))
 
 
-def _owned(
-    node: OwnedOptimizer, batch: BucketBatch, topology: Topology, turn: int, *, by_hosts: bool = False
-) -> ExchangeTraffic:
-    """Count sums at owners, and the norms of parts that all get."""
-    sums = sums_to_owners(node, batch, topology, by_hosts=by_hosts)
-    return ExchangeTraffic(task=(*sums, *norms_of_parts(batch, topology.num_ranks)))
-
-
-def _served(node: ParameterServer, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
-    num_ranks = topology.num_ranks
-    return ExchangeTraffic(task=(*owner_rounds(node, batch, num_ranks), *norms_of_parts(batch, num_ranks)))
+def _owned(node: Any, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
+    return ExchangeTraffic(task=tuple(sums_and_norms(node, batch, topology)))
 
 
 def _sharded(node: Sharded, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
@@ -273,7 +263,7 @@ TRAFFIC: Mapping[type[Exchange], Callable[[Any, BucketBatch, Topology, int], Exc
     CompressedMomentum: _momentum,
     ShardedOptimizer: _owned,
     Acco: _owned,
-    ParameterServer: _served,
+    ParameterServer: _owned,
     Gossip: _among_all(gossip_rounds),
     CodedGossip: _coded_gossip,
     Custom: _custom,

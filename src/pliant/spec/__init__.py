@@ -4,7 +4,7 @@ from pliant.spec.codecs import CODECS, CodecFacts, CodecSpec
 from pliant.spec.combinators import After, Combinator, Delayed, Every
 from pliant.spec.curvature import CurvatureSpec
 from pliant.spec.embedding import EmbeddingPlan, Table, TableLayout
-from pliant.spec.exchange import NODES, Exchange, Timing, text_of
+from pliant.spec.exchange import NODES, Exchange, text_of
 from pliant.spec.files import canonical_hash, from_json, load, save, to_json
 from pliant.spec.gradients import (
     AllGather,
@@ -28,6 +28,7 @@ from pliant.spec.sharded import ReduceScatter, Residual, Sharded, WeightGather
 from pliant.spec.state_means import averaged_states
 from pliant.spec.target import Target
 from pliant.spec.timeline import Event, Timeline
+from pliant.spec.timing import Timing
 from pliant.spec.topology import Host, Link, Rack, Topology
 from pliant.spec.visible import VisibleChanges
 from pliant.spec.weights import CodedGossip, Gossip, LocalSteps

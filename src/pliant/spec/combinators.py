@@ -4,10 +4,11 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 from pliant.spec.codecs import CodecSpec
-from pliant.spec.exchange import Exchange, Feedback, Kind, Timing, require
+from pliant.spec.exchange import Exchange, Feedback, Kind, require
 from pliant.spec.outer import Outer
 from pliant.spec.ranges import Count, Quantity, Tried
 from pliant.spec.target import Target
+from pliant.spec.timing import Timing
 from pliant.spec.weights import LocalSteps
 
 __all__ = ["After", "Combinator", "Delayed", "Every"]

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from pliant.spec.codecs import CodecKind, CodecSpec, codec_names
 from pliant.spec.ranges import check_ranges
 from pliant.spec.target import Target
+from pliant.spec.timing import Pace, Timing
 
 __all__ = [
     "NODES",
@@ -16,8 +17,6 @@ __all__ = [
     "Feedback",
     "Kind",
     "Level",
-    "Pace",
-    "Timing",
     "default_of",
     "require",
     "require_codec",
@@ -31,32 +30,9 @@ Feedback = Literal["none", "worker", "both", "difference"]
 """Who keeps what a codec loses: nobody, the worker, the owner of a chunk as well; or differences travel."""
 Level = Literal["host", "rack"]
 """Group of ranks with faster links inside than to others: a host, or a rack of hosts."""
-Pace = Literal["lockstep", "free"]
-"""Whether all ranks exchange at the same steps, or whenever the network is free, each at the step it is in."""
 
 NODES: dict[str, type["Exchange"]] = {}
 """Name -> class of all nodes, as JSON and the grammar name them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timing:
-    """When an exchange happens, and when its result is used."""
-
-    period: int = 1
-    """Steps from one exchange to the next."""
-    delay_steps: int = 0
-    """How many steps later a result is used, while its exchange runs beside them."""
-    pace: Pace = "lockstep"
-    until_step: int = 0
-    """Steps of the warm-up, in which something else is exchanged."""
-    early_rounds: bool = False
-    """Whether periods end in the warm-up too, without an exchange, since what weights have done is gathered."""
-    fragments: int = 1
-    """Parts of the model whose weights are exchanged at different steps of a period."""
-    stretch: float = 0.0
-    """Weights are exchanged every max(period, (stretch / lr)^2) steps."""
-    weighted: bool = False
-    """Whether a rank counts by the work that it has done since the last exchange."""
 
 
 @dataclass(frozen=True, kw_only=True)

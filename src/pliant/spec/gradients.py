@@ -6,11 +6,12 @@ from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
 from pliant.spec.codecs import CodecSpec
-from pliant.spec.exchange import Exchange, Feedback, Kind, Timing, require, require_codec
+from pliant.spec.exchange import Exchange, Feedback, Kind, require, require_codec
 from pliant.spec.ranges import Count, Decay, Number, Range, Ratio, Tried
 from pliant.spec.schedule import Scheduling
 from pliant.spec.selection import Selection
 from pliant.spec.target import Target
+from pliant.spec.timing import Timing
 
 __all__ = [
     "AllGather",

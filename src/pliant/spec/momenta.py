@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from pliant.spec.codecs import CodecSpec
-from pliant.spec.exchange import Exchange, Feedback, Kind, Timing, require, require_codec
+from pliant.spec.exchange import Exchange, Feedback, Kind, require, require_codec
 from pliant.spec.gradients import ScatterGather
 from pliant.spec.ranges import Count, Range
+from pliant.spec.timing import Timing
 
 __all__ = ["CompressedMomentum", "DecoupledMomentum"]
 

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from pliant.spec.exchange import Exchange, Timing, require
+from pliant.spec.exchange import Exchange, require
 from pliant.spec.gradients import AllReduce, Custom
 from pliant.spec.ranges import Count, check_ranges
+from pliant.spec.timing import Timing
 
 __all__ = ["OptimizerState"]
 

@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from pliant.spec.codecs import CodecSpec
-from pliant.spec.exchange import Exchange, Feedback, Timing, require, require_codec
+from pliant.spec.exchange import Exchange, Feedback, require, require_codec
 from pliant.spec.ranges import Number, Range, check_ranges
 from pliant.spec.schedule import OwnerScheduling
+from pliant.spec.timing import Timing
 
 __all__ = [
     "ELEMENTWISE_OPTIMIZERS",

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 from pliant.spec.codecs import CodecSpec
-from pliant.spec.exchange import Exchange, Feedback, Kind, Timing, require, require_codec
+from pliant.spec.exchange import Exchange, Feedback, Kind, require, require_codec
 from pliant.spec.gradients import AllReduce
 from pliant.spec.ranges import Number, check_ranges
 from pliant.spec.target import Target
+from pliant.spec.timing import Timing
 
 __all__ = ["ReduceScatter", "Residual", "Sharded", "WeightGather"]
 

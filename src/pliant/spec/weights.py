@@ -4,21 +4,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from pliant.spec.codecs import CodecSpec
-from pliant.spec.exchange import (
-    Exchange,
-    Feedback,
-    Kind,
-    Pace,
-    Timing,
-    require,
-    require_codec,
-    require_timing,
-)
+from pliant.spec.exchange import Exchange, Feedback, Kind, require, require_codec, require_timing
 from pliant.spec.gradients import AllReduce
 from pliant.spec.graph import Graph
 from pliant.spec.optimizer_state import OptimizerState
 from pliant.spec.outer import Outer
 from pliant.spec.ranges import Count, Number, Quantity, Share, Tried
+from pliant.spec.timing import Pace, Timing
 
 __all__ = ["CodedGossip", "Gossip", "LocalSteps"]
 
