@@ -49,7 +49,7 @@ class Rates:
             rate, _ = self._best(trial, first_rate(trial["size"], trial["windows"]))
         elif trial["kind"] == "scaled":
             base = {"arm": ADAMW_DDP.name, "algorithm": ADAMW_DDP.algorithm, "optimizer": ADAMW_DDP.optimizer}
-            rate = trial["times"] * self.checked({**trial, **base})
+            rate = trial["times"] * self.checked({**trial, **base, "loop_steps": 1})
         else:
             rate = self.checked({**trial, "seed": 0})
         return rate, self.training(trial, rate)
@@ -61,8 +61,9 @@ class Rates:
 
     def training(self, trial: Record, rate: float) -> Record:
         """Return the line of a trial's training at a rate."""
-        algorithm = trial["algorithm"].replace("{steps}", str(trial["steps"]))
-        return self._train({**{name: trial.get(name) for name in KEY}, "algorithm": algorithm, "lr": rate})
+        algorithm, times = trial["algorithm"].replace("{steps}", str(trial["steps"])), trial["loop_steps"]
+        about = {**{name: trial.get(name) for name in KEY}, "algorithm": algorithm, "lr": rate}
+        return self._train({**about, "steps": trial["steps"] * times, "windows": trial["windows"] // times})
 
     def _best(self, trial: Record, first: float) -> tuple[float, dict[float, float]]:
         return tuned_rate(first, lambda rate: loss_of(self.training(trial, rate)))

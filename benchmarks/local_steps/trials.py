@@ -37,6 +37,8 @@ class Arm:
     name: str
     algorithm: str
     optimizer: str = "AdamW"
+    loop_steps: int = 1
+    """Steps of the training loop to one of the optimizer: so many more, each with so many times fewer windows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +59,12 @@ EVERY_STEP = Arm(name="local_sgd H1", algorithm="local_sgd(period=1)")
 MAIN = (
     Arm(name="local_sgd H32", algorithm="local_sgd(period=32)"),
     Arm(name="local_sgd H30", algorithm="local_sgd(period=30)", optimizer="Muon"),
-    Arm(name="muloco", algorithm="diloco(period=30, outer_lr=0.7, outer_momentum=0.6)", optimizer="Muon"),
+    Arm(name="muloco", algorithm="muloco", optimizer="Muon"),
     Arm(name="des_loc H32", algorithm="des_loc(period=32)"),
     Arm(name="mt_dao H32", algorithm="mt_dao(period=32)", optimizer="SlowAdamW"),
     Arm(name="diloco .7 .6", algorithm="diloco(period=32, outer_lr=0.7, outer_momentum=0.6)"),
 )
-"""Arms that are tried in every cell. MuLoCo is DiLoCo with Muon inside and these settings."""
+"""Arms that are tried in every cell."""
 SHARED_MOMENTS = (
     replace(EVERY_STEP, optimizer="AdamW+common_v"),
     replace(EVERY_STEP, optimizer="AdamW+common_v(8)"),
@@ -79,7 +81,7 @@ OTHERS = (
     Arm(name="pier", algorithm="pier(total_steps={steps})"),
     Arm(name="sparse_loco", algorithm="sparse_loco"),
     Arm(name="late", algorithm="delayed"),
-    Arm(name="acco", algorithm="acco"),
+    Arm(name="acco", algorithm="acco", loop_steps=2),
     Arm(name="delayed_nesterov", algorithm="delayed_nesterov"),
 )
 BASELINES = (ADAMW_DDP, MUON_DDP)
@@ -103,6 +105,7 @@ def record(kind: str, arm: Arm, cell: Cell, seed: int = 0, times: float = 1.0) -
         "arm": arm.name,
         "algorithm": arm.algorithm,
         "optimizer": arm.optimizer,
+        "loop_steps": arm.loop_steps,
         "size": cell.size,
         "windows": cell.windows,
         "ranks": cell.ranks,
