@@ -31,7 +31,7 @@ from tasc.accuracy_book import Book
 
 from pliant.engine.step_counts import has_free_pace
 from pliant.network.store_host import reserve_port
-from pliant_bench.harness.names import PLIANT_ARMS
+from pliant_bench.harness.names import LISTED_ARMS
 
 RANKS, LAST = 2, 1
 WITHIN_S = 90.0
@@ -79,7 +79,7 @@ class Lines(Book):
 def draw(seed: int, num: int) -> list[Trial]:
     """Return trials: ways and algorithms take turns in mixed orders, so that each comes about as often."""
     chance = random.Random(seed)
-    ways, arms = sorted(WAYS), ["ddp", *PLIANT_ARMS]
+    ways, arms = sorted(WAYS), ["ddp", *LISTED_ARMS]
     chance.shuffle(ways)
     chance.shuffle(arms)
     turns = itertools.islice(zip(itertools.cycle(ways), itertools.cycle(arms), strict=False), num)

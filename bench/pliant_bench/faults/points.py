@@ -21,6 +21,8 @@ ELASTIC_ARMS = (
     "streaming_diloco",
     "sparse_loco",
     "pulse_loco",
+    "des_loc",
+    "mt_dao",
     "async_average",
     "delayed_nesterov",
 )

@@ -183,6 +183,8 @@ def _optimizer(name: str, module: nn.Module, lr: float, total_steps: int, *, ada
     if name == "onebit_adam":
         adam_lr = lr if adam else ADAM_LR
         return pliant.OneBitAdam(module.parameters(), lr=adam_lr, warmup_steps=warmup_steps_of(total_steps))
+    if name == "mt_dao":
+        return pliant.SlowAdamW(module.parameters(), lr=lr if adam else ADAM_LR)
     if name == "ddp-adam" and not adam:
         return Adam(module.parameters(), lr=ADAM_LR)
     foreign = name in TORCH_ARMS or bare_name(name) == AUTO
