@@ -84,6 +84,7 @@ from .algorithms.outer import (
     delayed_nesterov as delayed_nesterov,
     diloco as diloco,
     muloco as muloco,
+    no_loco as no_loco,
     pier as pier,
     streaming_diloco as streaming_diloco,
 )

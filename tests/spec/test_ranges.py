@@ -32,6 +32,7 @@ NEEDED = {
     "ScatterGather": {"codec": CodecSpec(name="int4")},
     "AllGather": {"codec": CodecSpec(name="topk")},
     "VisibleChanges": {"assumed_density": 0.1},
+    "NeighborMean": {"pull": 0.5},
     "Custom": {"name": "mine", "exchanges": "weights"},
     "CompressedMomentum": {"beta": 0.9, "warmup_steps": 1},
     "Every": {"steps": 2, "inner": AllReduce()},

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from pliant.algorithms.gradients import int4
 from pliant.algorithms.inputs import AlgorithmLike, node_of
-from pliant.spec import After, AllReduce, LocalSteps, Outer
+from pliant.spec import After, AllReduce, LocalSteps, NeighborMean, Outer
 from pliant.spec.outer import outer_lr_for, outer_momentum_for
 
-__all__ = ["delayed_nesterov", "diloco", "muloco", "pier", "streaming_diloco"]
+__all__ = ["delayed_nesterov", "diloco", "muloco", "no_loco", "pier", "streaming_diloco"]
 
 
 def diloco(
@@ -133,6 +133,29 @@ def pier(
     outer = replace(outer, momentum_points=((warmup_steps / max(total_steps, 1), outer.momentum), (1.0, last)))
     then = LocalSteps(period=period, averaging=node_of(averaging or AllReduce()), outer=outer)
     return After(steps=warmup_steps, first=AllReduce(), then=then, gathers_momentum=True)
+
+
+def no_loco(
+    period: int = 50, *, outer_lr: float = 0.7, outer_momentum: float = 0.5, pull: float = 1.0, fragments: int = 1
+) -> LocalSteps:
+    """Average the changes of `period` local steps in random pairs of ranks, and nowhere all (NoLoCo, arXiv:2506.10911).
+
+    Each rank has an outer optimizer of its own, which draws the pair's starting points together. Defaults are those of
+    the authors' runs. Codecs are for changes, and pairs send weights, so there is none.
+
+    Args:
+        period: Steps from one exchange to the next.
+        outer_lr: Rate of the outer optimizer.
+        outer_momentum: Its momentum, which does not look ahead.
+        pull: Rate at which points are drawn together, as a part of `outer_lr`, above 0 and up to 1.
+        fragments: As for `streaming_diloco`.
+
+    >>> str(no_loco(pull=0.5).averaging)
+    'NeighborMean(pull=0.5)'
+
+    """
+    outer = Outer(lr=outer_lr, momentum=outer_momentum, nesterov=False)
+    return LocalSteps(period=period, averaging=NeighborMean(pull=pull), outer=outer, fragments=fragments)
 
 
 def delayed_nesterov(

@@ -175,6 +175,7 @@ class AlgorithmState:
         return [
             tensor
             for name in sorted(self.tensors)
+            if not self.nodes[name].differs_by_rank
             for slot, tensor in sorted(self.tensors[name].items())
             if not _base(slot).startswith((*_OF_A_RANK, *_FOLLOWED))
         ]

@@ -13,7 +13,7 @@ from pliant.engine.elastic_run import ElasticRun
 from pliant.engine.gradient_exchange import NonFinite
 from pliant.engine.launcher_env import run_from_torchrun
 from pliant.engine.relaxed_model import RelaxedModel
-from pliant.spec import CodedGossip, Gossip, SyncPlan
+from pliant.spec import CodedGossip, Gossip, NeighborMean, SyncPlan
 
 __all__ = ["Elastic", "start_elastic"]
 
@@ -85,7 +85,7 @@ def _require_possible(relaxed: RelaxedModel, plan: SyncPlan) -> None:
             "async_average, without a warm-up, or leave `elastic` out and resume from a checkpoint."
         )
     for node in (node for rule in plan.rules for node in rule.exchange.walk()):
-        if isinstance(node, (Gossip, CodedGossip)) and node.graph.kind == "matrix":
+        if isinstance(node, (Gossip, CodedGossip, NeighborMean)) and node.graph.kind == "matrix":
             raise ValueError(
                 f"the mixing matrix is for {len(node.graph.rows)} ranks, but the number of ranks of an elastic "
                 "run changes; use a graph that has a rule, such as 'ring'."

@@ -62,7 +62,9 @@ def _sentence(node: LocalSteps) -> str:
         settings.append(f"{name} {first:g}{later}")
     rounds = f"every {node.period} steps" if outer.every == 1 else f"every {outer.every} rounds of {node.period} steps"
     length = f", {outer.num_rounds(node.period):.0f} times in {outer.total_steps:,} steps" if outer.total_steps else ""
-    return f"The outer optimizer steps {rounds}{length}, with {'; '.join(settings)}."
+    plain = "" if outer.nesterov else "; the momentum does not look ahead"
+    own = " Each rank has one of its own, and averages with neighbours alone." if node.differs_by_rank else ""
+    return f"The outer optimizer steps {rounds}{length}, with {'; '.join(settings)}{plain}.{own}"
 
 
 def _local_steps(nodes: Iterable[Exchange]) -> list[LocalSteps]:

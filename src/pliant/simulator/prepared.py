@@ -26,7 +26,8 @@ from pliant.simulator.pauses import pause_of_gradients_s, pause_of_weights_s
 from pliant.simulator.shard_passes import ShardPasses, prepare_shards
 from pliant.simulator.sparse_rows import SparseRows
 from pliant.simulator.timed_exchange import TimedExchange, one_exchange, timed_exchange
-from pliant.simulator.traffic import inside_groups, num_turns, traffic_beside_shards
+from pliant.simulator.traffic import inside_groups, traffic_beside_shards
+from pliant.simulator.turns import num_turns
 from pliant.spec import Exchange, Sharded, SyncPlan, Timing, Workload, averaged_states
 
 __all__ = ["PreparedPlan", "TimedWeightExchange", "prepare"]

@@ -29,6 +29,7 @@ from pliant.spec import (
     Gossip,
     Graph,
     LowRank,
+    NeighborMean,
     ScatterGather,
 )
 
@@ -41,7 +42,8 @@ __all__ = [
     "scatter_gather_rounds",
 ]
 
-
+_InGraph = Gossip | CodedGossip | NeighborMean
+"""Nodes that mix by a graph."""
 _SLOT_BYTES = 16
 """Payloads of many owners in one tensor begin at multiples of it."""
 
@@ -171,7 +173,7 @@ def block_rounds(
     return [work(passes(batch, 2)), *rounds, work(passes(batch, 2))]
 
 
-def gossip_rounds(node: Gossip | CodedGossip, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
+def gossip_rounds(node: _InGraph, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
     """Return the messages along a graph, and what averaging takes; at a free pace, one question of each rank."""
     graph, codec = node.graph, node.payload_codec
     size = payloads(codec, batch.numel)
@@ -196,7 +198,7 @@ def gossip_rounds(node: Gossip | CodedGossip, batch: BucketBatch, num_ranks: int
     return [Round(messages=messages, before=before, after={f"add {codec.name}": most * _elements_added(codec, batch)})]
 
 
-def _pair_rounds(node: Gossip | CodedGossip, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
+def _pair_rounds(node: _InGraph, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
     """Let each rank ask one neighbour, who answers it with as many bytes."""
     codec, neighbours = node.payload_codec, [sorted(each) for each in node.graph.neighbours(num_ranks)]
     asks = np.array([(i, near[turn % len(near)]) for i, near in enumerate(neighbours) if near], dtype=np.int64)

@@ -32,7 +32,6 @@ from pliant.spec import (
     BetweenRacks,
     BlockSparse,
     CodedGossip,
-    Combinator,
     CompressedMomentum,
     Custom,
     DecoupledMomentum,
@@ -42,6 +41,7 @@ from pliant.spec import (
     Gossip,
     LocalSteps,
     LowRank,
+    NeighborMean,
     OwnedOptimizer,
     ParameterServer,
     ScatterGather,
@@ -51,10 +51,7 @@ from pliant.spec import (
     VisibleChanges,
 )
 
-__all__ = ["TRAFFIC", "ExchangeTraffic", "Moves", "inside_groups", "num_turns", "traffic_beside_shards", "traffic_of"]
-
-_MOST_TURNS = 16
-"""Of a graph that changes for longer than this, only so many exchanges are measured, and taken in turn."""
+__all__ = ["TRAFFIC", "ExchangeTraffic", "Moves", "inside_groups", "traffic_beside_shards", "traffic_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,23 +111,6 @@ def _said(node: Moves, batch: BucketBatch, topology: Topology, turn: int) -> Exc
     return ExchangeTraffic(task=tuple(r for p in parts for r in p.task), rest=tuple(r for p in parts for r in p.rest))
 
 
-def num_turns(node: Exchange, topology: Topology, size: int) -> int:
-    """Return how many exchanges of `size` ranks differ, before they repeat."""
-    if isinstance(node, BetweenGroups):
-        return num_turns(node.inner, topology, len(topology.racks if node.LEVEL == "rack" else topology.hosts))
-    if isinstance(node, After):
-        return num_turns(node.then, topology, size)
-    if isinstance(node, Combinator):
-        return num_turns(node.inner, topology, size)
-    if isinstance(node, Sharded) and node.replicas is not None:
-        return num_turns(node.replicas, topology, len(topology.hosts))
-    if isinstance(node, BlockSparse) and node.selection.agreement == "leader":
-        return min(size, _MOST_TURNS)  # of the leader; each is counted as the mean of them
-    if isinstance(node, (Gossip, CodedGossip)):
-        return min(node.graph.period(size) or _MOST_TURNS, _MOST_TURNS)
-    return 1
-
-
 def inside_groups(num_bytes: Floats, node: Exchange, topology: Topology) -> list[Round]:
     """Return an exact sum of `num_bytes`, (num_buckets,), over the ranks of each of a node's innermost groups."""
     return sums_inside(num_bytes, [tuple(ranks.tolist()) for ranks in groups_of(node.levels[0], topology)])
@@ -160,6 +140,12 @@ def _local_steps(node: LocalSteps, batch: BucketBatch, topology: Topology, turn:
     """Count the difference to where all set out, its average, and the outer step."""
     average = _traffic_of(node.averaging, batch, topology, turn)
     return ExchangeTraffic(task=(work(passes(batch, 2)), *average.task, work(passes(batch, 3))), rest=average.rest)
+
+
+def _neighbor_mean(node: NeighborMean, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
+    """Count gossip of changes beside starting points, which are taken off before and added after."""
+    around = work(passes(batch, 1))
+    return ExchangeTraffic(task=(around, *gossip_rounds(node, batch, topology.num_ranks, turn), around))
 
 
 def _between_groups(node: BetweenGroups, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
@@ -265,6 +251,7 @@ TRAFFIC: Mapping[type[Exchange], Callable[[Any, BucketBatch, Topology, int], Exc
     Acco: _owned,
     ParameterServer: _owned,
     Gossip: _among_all(gossip_rounds),
+    NeighborMean: _neighbor_mean,
     CodedGossip: _coded_gossip,
     Custom: _custom,
     LocalSteps: _local_steps,

@@ -18,6 +18,7 @@ from pliant.spec.graph import Graph
 from pliant.spec.levels import BetweenGroups, BetweenHosts, BetweenRacks
 from pliant.spec.machine import Machine
 from pliant.spec.momenta import CompressedMomentum, DecoupledMomentum
+from pliant.spec.neighbors import NeighborMean
 from pliant.spec.optimizer_state import OptimizerState
 from pliant.spec.outer import Outer
 from pliant.spec.owners import Acco, OwnedOptimizer, ParameterServer, Placement, ShardedOptimizer
@@ -68,6 +69,7 @@ __all__ = [
     "Machine",
     "Match",
     "Move",
+    "NeighborMean",
     "OptimizerState",
     "Outer",
     "OwnedOptimizer",

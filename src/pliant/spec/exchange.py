@@ -156,8 +156,13 @@ class Exchange:
 
     @property
     def needs_anchor(self) -> bool:
-        """Whether it must know the weights that all ranks set out from, beside the changes that it averages."""
+        """Whether it must know the weights that a rank set out from, beside the changes that it averages."""
         return False
+
+    @property
+    def differs_by_rank(self) -> bool:
+        """Whether ranks get different results, so that an outer optimizer's point and momentum are a rank's own."""
+        return any(child.differs_by_rank for child in self.children)
 
     @property
     def has_owners(self) -> bool:

@@ -32,7 +32,7 @@ class OptimizerState:
         for node in self.averaging.walk():
             told, of = type(node).__name__, f"averaging of {self.name!r}"
             require(
-                node.gives_mean and node.timing == Timing() and not isinstance(node, Custom),
+                node.gives_mean and node.timing == Timing() and not isinstance(node, Custom) and not node.needs_anchor,
                 "OptimizerState",
                 f"{of} must give the mean of what all ranks have, at once and by a node of Pliant's own, which {told} "
                 "does not; use AllReduce or ScatterGather.",

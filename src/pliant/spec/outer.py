@@ -15,7 +15,7 @@ Points = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Outer:
-    """SGD with Nesterov momentum on the point where all set out; it takes the mean change of the weights.
+    """SGD with Nesterov or plain momentum on the point where ranks set out; it takes the mean change of the weights.
 
     >>> falling = Outer(momentum=0.9, momentum_points=((0.5, 0.9), (1.0, 0.5)), total_steps=1000)
     >>> [round(falling.momentum_at(step), 3) for step in (0, 500, 750, 1000, 2000)]
@@ -24,6 +24,8 @@ class Outer:
 
     lr: Positive = 1.0
     momentum: Decay = 0.0
+    nesterov: bool = True
+    """Whether the momentum looks ahead: theta <- theta - lr (D + momentum m), and not theta - lr m."""
     every: Count = 1
     """Rounds from one step of the momentum to the next, each with the sum of their changes (delayed Nesterov)."""
     lr_points: Points = ()

@@ -69,8 +69,8 @@ class Rule:
             require(
                 not node.needs_anchor or isinstance(holder, LocalSteps),
                 "Rule",
-                f"{type(node).__name__} compares changes with the weights that all ranks set out from, which "
-                "LocalSteps alone keeps; give it as the averaging of LocalSteps, as pulse_loco() does.",
+                f"{type(node).__name__} compares changes with the weights that a rank set out from, which LocalSteps "
+                "alone keeps; give it as the averaging of LocalSteps, as pulse_loco() and no_loco() do.",
             )
 
 

@@ -151,6 +151,12 @@ class LocalSteps(Exchange):
                 "LocalSteps",
                 "averaging must have no target, since what is exposed of gradients is what a target holds.",
             )
+            require(
+                not node.differs_by_rank or (self.pace == "lockstep" and not self.weighted),
+                "LocalSteps",
+                f"{type(node).__name__} needs ranks in lockstep that all count alike, since neighbours know nothing of "
+                "other ranks' pace and work; use pace='lockstep' without weighted, or gossip(free=True).",
+            )
 
     @property
     def kind(self) -> Kind:

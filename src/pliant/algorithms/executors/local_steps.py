@@ -23,8 +23,9 @@ class LocalStepsExecutor:
 
         D <- mean(theta - x_i);  m <- mu m + D;  theta <- theta - lr (D + mu m);  x_i <- theta
 
-    As m does not hold lr, both lr and mu may change along the training. Where the momentum makes a step in every N-th
-    round only (Liu et al., delayed Nesterov, arXiv:2401.09135), each change is used at once, and their sum then:
+    A plain momentum (`nesterov=False`) ends with theta <- theta - lr m. As m does not hold lr, both lr and mu may
+    change along the training. Where the momentum makes a step in every N-th round only (Liu et al., delayed Nesterov,
+    arXiv:2401.09135), each change is used at once, and their sum then:
 
         s <- s + D;  theta <- theta - lr D;  every N-th:  m <- mu m + s;  theta <- theta - lr mu m;  s <- 0
 
@@ -91,7 +92,10 @@ class LocalStepsExecutor:
             return
         mu = outer.momentum_at(context.step)
         momentum.mul_(mu).add_(change)
+        if not outer.nesterov:
+            change.copy_(momentum)  # what was gathered has been used
         if gathered is not None:
             momentum.add_(gathered)
             gathered.zero_()
-        change.add_(momentum, alpha=mu)
+        if outer.nesterov:
+            change.add_(momentum, alpha=mu)
