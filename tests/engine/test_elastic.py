@@ -28,6 +28,7 @@ PLANS = {
     "diloco": pliant.diloco(4, averaging=pliant.int4()),
     "streaming_diloco": pliant.streaming_diloco(6, fragments=3, delay_steps=2),
     "sparse_loco": pliant.sparse_loco(3, averaging=pliant.topk(0.2)),
+    "no_loco": pliant.no_loco(3),
     "outer-every": LocalSteps(period=2, outer=Outer(lr=0.7, momentum=0.6, every=4)),
     "des_loc": pliant.des_loc(3, first=2, first_states=("momentum_buffer",), second_states=()),
     "async_average": pliant.async_average(),

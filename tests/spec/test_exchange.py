@@ -28,6 +28,7 @@ from pliant.spec import (
     Host,
     LocalSteps,
     LowRank,
+    NeighborMean,
     OptimizerState,
     Outer,
     ParameterServer,
@@ -179,6 +180,20 @@ NONSENSE = [
     (
         lambda: Rule(exchange=LocalSteps(period=2, averaging=BetweenHosts(inner=VisibleChanges(assumed_density=0.1)))),
         "invalid Rule: .*which LocalSteps alone keeps",
+    ),
+    (lambda: Rule(exchange=NeighborMean(pull=1.0)), "invalid Rule: NeighborMean compares changes .* no_loco"),
+    (lambda: NeighborMean(pull=0.0), "invalid NeighborMean: pull must be above 0 and at most 1, got 0"),
+    (
+        lambda: LocalSteps(period=2, pace="free", averaging=NeighborMean(pull=1.0)),
+        "NeighborMean needs ranks in lockstep that all count alike",
+    ),
+    (
+        lambda: LocalSteps(period=2, weighted=True, averaging=NeighborMean(pull=1.0)),
+        "NeighborMean needs ranks in lockstep that all count alike",
+    ),
+    (
+        lambda: OptimizerState(name="exp_avg", period=2, averaging=NeighborMean(pull=1.0)),
+        "averaging of 'exp_avg' must give the mean of what all ranks have",
     ),
     (
         lambda: CompressedMomentum(
