@@ -160,9 +160,8 @@ def test_nobody_waits_for_a_rank_that_regroups_though_its_connections_are_held(w
     assert not [text for text in said if "Timed out" in text]
 
 
-@pytest.mark.parametrize("what", ["gossip", "dcd", "streaming_diloco"])
-def test_a_new_rank_sets_out_from_the_mean_and_the_outer_state(what):
-    """What it holds when it has joined is what the others hold, to the bit."""
+def held_when_a_rank_has_joined(what):
+    """Return weights, steps, slots and members of each rank once rank 0 was lost and has come back as a new one."""
     held, joined = {}, threading.Event()
 
     def slots(run, place):
@@ -184,15 +183,35 @@ def test_a_new_rank_sets_out_from_the_mean_and_the_outer_state(what):
             assert joined.wait(10)
 
     pliant.run_world(SIZE, body, timeout_s=30)
-    mean, steps, own, members = held[0]
+    mean, steps, _, members = held[0]
     assert members == (1, 2, 3, 0)
-    for other, at, theirs, _ in held.values():
+    for other, at, _, _ in held.values():
         assert torch.equal(mean, other)
         assert at == steps
+    return {rank: slots_here for rank, (_, _, slots_here, _) in held.items()}
+
+
+@pytest.mark.parametrize("what", ["gossip", "dcd", "streaming_diloco"])
+def test_a_new_rank_sets_out_from_the_mean_and_the_outer_state(what):
+    """What it holds when it has joined is what the others hold, to the bit."""
+    held = held_when_a_rank_has_joined(what)
+    own = held[0]
+    for theirs in held.values():
         for name, slots_here in theirs.items():
             for slot, tensor in slots_here.items():
                 if slot.startswith(("anchor", "momentum", "replica")) and slot in own[name]:
                     assert torch.equal(tensor, own[name][slot]), (name, slot)
+
+
+def test_a_new_rank_has_no_part_of_outer_momenta_that_are_a_ranks_own():
+    """All set out from the mean, and those that stayed keep theirs."""
+    held = held_when_a_rank_has_joined("no_loco")
+    own, here, there = (held[rank] for rank in (0, 1, 2))
+    for name, slots in own.items():
+        assert torch.equal(slots["anchor"], here[name]["anchor"])
+        assert not slots["momentum"].any()
+    assert any(slots["momentum"].any() for slots in here.values())
+    assert any(slots["momentum"].any() for slots in there.values())
 
 
 def test_ranks_that_make_fewer_steps_leave_and_the_others_go_on():

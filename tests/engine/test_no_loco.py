@@ -1,6 +1,7 @@
 """NoLoCo: outer optimizers of pairs, against the paper's equations, and what stays with each rank."""
 
 import random
+from copy import deepcopy
 
 import pytest
 import torch
@@ -164,8 +165,8 @@ def test_a_saved_run_goes_on_where_each_rank_stood():
         with run:
             for _ in range(steps):
                 step(place, optimizer, run)
-            saved = run.state_dict()
-            momentum = saved[f"rank{place.rank}"]["slots"]["weight"]["momentum"].clone()
+            saved = deepcopy(run.state_dict())
+            momentum = saved[f"rank{place.rank}"]["slots"]["weight"]["momentum"]
             at = model.weight.detach().clone()
             for _ in range(steps, PERIOD * ROUNDS):
                 step(place, optimizer, run)
