@@ -213,6 +213,20 @@ def test_a_switch_sets_out_from_the_mean(then):
     assert torch.equal(ends[0], ends[1])
 
 
+def test_between_hosts_pairs_are_of_hosts_and_ranks_of_a_host_stay_equal():
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer, what = torch.optim.SGD(ddp.parameters(), lr=0.05), pliant.between_hosts(pliant.no_loco(2))
+        with pliant.relax(ddp, optimizer, what, hosts=[[0, 1], [2, 3], [4]], timeout_s=20) as run:
+            train(run.model, optimizer, place.rank, range(8))
+            return weights(ddp).clone()
+
+    found = pliant.run_world(5, body, timeout_s=60)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[2], found[3])
+    assert len({tuple(each.tolist()) for each in found}) == 3
+
+
 def test_neighbours_may_be_those_of_any_graph():
     """With all ranks as neighbours, and all of the pull, every rank goes to the mean, as with local SGD."""
     mean = NeighborMean(pull=1.0, graph=Graph(kind="complete"))
