@@ -1,4 +1,4 @@
-"""NoLoCo: outer optimizers of pairs, against the paper's equations, and what stays with each rank."""
+"""NoLoCo: outer optimizers of pairs, against the authors' equations, and what stays with each rank."""
 
 import random
 from copy import deepcopy
@@ -73,7 +73,7 @@ def pairs_of(size, round_):
 
 
 def oracle(size, pull, a=A, b=B):
-    """Yield theta of all ranks after each round, by the paper's equations, with c = b pull."""
+    """Yield theta of all ranks after each round, by the authors' equations, with c = b pull."""
     theta, delta = torch.zeros(size, NUMEL).double(), torch.zeros(size, NUMEL).double()
     for round_ in range(ROUNDS):
         steps = range(PERIOD * round_, PERIOD * (round_ + 1))
