@@ -1,9 +1,9 @@
 """A language model trained over the internet: Muon and AdamW at each site, exchanges of 4 bits between the sites.
 
-    pliant emulate --topology four-continents --scale 0.07 -- python examples/over_the_internet.py --save saved
+    pliant emulate --topology four-continents --scale 0.07 -- python examples/gpt_internet.py --save saved
     pliant emulate --topology four-continents --scale 0.07 --elastic --restart 3 -- \
-python examples/over_the_internet.py --elastic
-    pliant emulate --topology islands.json -- python examples/over_the_internet.py --optimizer AdamW --shards 2
+python examples/gpt_internet.py --elastic
+    pliant emulate --topology islands.json -- python examples/gpt_internet.py --optimizer AdamW --shards 2
 
 The first command, given again, goes on from what is in the folder `saved`. In the second a lost site does not end the
 others. In the third each site has two ranks, which divide the model between them. Text is the source of Python's
@@ -16,13 +16,13 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -61,20 +61,28 @@ class Judge:
 
     def __init__(self, task: LabTask, every: int) -> None:
         self._task, self._every, self._model = task, every, task.model()
-        self._seconds, self._since_s = 0.0, time.perf_counter()
+        self._seconds = self._since_s = 0.0
         self.curve: list[tuple[int, float, float]] = []
         """Step, seconds of training until then, and perplexity."""
 
-    def after_step(self, run: pliant.Run) -> None:
-        """Add a point, if it is time for one. Collective."""
-        if self._every and run.steps % self._every == self._every // 2:
-            self._seconds += time.perf_counter() - self._since_s
-            self.curve.append((run.steps, self._seconds, self.perplexity(run)))
-            self._since_s = time.perf_counter()
+    def start(self) -> None:
+        """Let the clock run."""
+        self._since_s = time.perf_counter()
 
-    def perplexity(self, run: pliant.Run) -> float:
-        """Return the perplexity on held-out text. Collective."""
-        self._model.load_state_dict(run.consolidate())
+    def stop(self) -> float:
+        """Stop the clock, and return the seconds of training until now."""
+        self._seconds += time.perf_counter() - self._since_s
+        return self._seconds
+
+    def after_step(self, steps: int, weights: Callable[[], Mapping[str, Tensor]]) -> None:
+        """Add a point, if it is time for one; `weights` returns the mean over ranks. Collective."""
+        if self._every and steps % self._every == self._every // 2:
+            self.curve.append((steps, self.stop(), self.perplexity(weights())))
+            self.start()
+
+    def perplexity(self, weights: Mapping[str, Tensor]) -> float:
+        """Return the perplexity on held-out text."""
+        self._model.load_state_dict(weights)
         return math.exp(self._task.judge(self._model))
 
 
@@ -120,39 +128,52 @@ def digest_of(model: nn.Module) -> str:
 
 
 def make_step(
-    run: pliant.Run, optimizers: Sequence[Optimizer], task: LabTask, seed: int, rate: float, rank: Rank
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    task: LabTask,
+    step: int,
+    options: argparse.Namespace,
+    rank: Rank,
 ) -> None:
-    """Make one step, on windows that no other rank has; what it does depends on nothing but the number of the step."""
-    x, y = task.batch_of(run.steps, rank.number, rank.size, seed)
+    """Make one step, on windows that no other rank has; windows and rate depend on the number of the step alone."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = rate * rate_factor(run.steps, task.steps)
+            group["lr"] = options.lr * rate_factor(step, options.steps)
         optimizer.zero_grad()
-    task.loss(run.model(x), y).backward()
+    x, y = task.batch_of(step, rank.number, rank.size, options.seed)
+    task.loss(model(x), y).backward()
     for optimizer in optimizers:
         optimizer.step()
 
 
+def task_of(options: argparse.Namespace, rank: Rank) -> LabTask:
+    """Return model and text, after the seed was set, and settle the learning rate."""
+    windows = options.windows * rank.size
+    options.lr = options.lr or first_rate(options.size, windows)
+    torch.manual_seed(options.seed)
+    return language_task(options.size, windows, rank.size, options.steps, options.text)
+
+
 def train(options: argparse.Namespace, rank: Rank) -> dict[str, Any]:
     """Train, and return what came of it on this rank."""
-    task = language_task(options.size, options.windows * rank.size, rank.size, options.steps, options.text)
-    torch.manual_seed(options.seed)
+    task = task_of(options, rank)
     model, judge = task.model(), Judge(task, options.judge_every)
     if options.shards > 1:
         model = divided(model, options.shards, rank)
-    rate = options.lr or first_rate(options.size, options.windows * rank.size)
-    optimizers = optimizers_of(options.optimizer, model, rate)
+    optimizers = optimizers_of(options.optimizer, model, options.lr)
     with begun(model, optimizers, options, rank) as run:
+        judge.start()
         while run.steps < (options.stop or options.steps):
-            make_step(run, optimizers, task, options.seed, rate, rank)
-            judge.after_step(run)
+            make_step(run.model, optimizers, task, run.steps, options, rank)
+            judge.after_step(run.steps, run.consolidate)
             if options.save and run.steps % options.save_every == 0:
                 run.save(options.save)
             if rank.number == run.members[0] and run.steps % 10 == 0:
                 print(f"step {run.steps}, {len(run.members)} ranks", flush=True)
         return {
             "steps": run.steps,
-            "perplexity": judge.perplexity(run),
+            "train_s": judge.stop(),
+            "perplexity": judge.perplexity(run.consolidate()),
             "weights": digest_of(model),
             "sent_bytes": run.stats()["sent_bytes"],
             "curve": judge.curve,
