@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torchft.local_sgd import DiLoCo
 
-_ROOT = Path(__file__).parents[2]
-sys.path.extend([str(_ROOT / "examples"), str(_ROOT / "benchmarks" / "peers")])
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
+sys.path.append(str(Path(__file__).parents[1] / "peers"))
 
 from gpt_internet import Judge, Rank, make_step, optimizers_of, parsed, task_of
 from torchft_manager import managed

@@ -122,8 +122,8 @@ class ShardedModel:
         if self.has_replicas and isinstance(optimizer, Muon):
             raise ValueError(
                 "Muon multiplies whole matrices, which torch divides among the replicas of this mesh too, but under "
-                "this plan replicas differ, so that their steps would be mixed; step with AdamW or another optimizer that "
-                "works element by element, or choose a plan that exchanges gradients."
+                "this plan replicas differ, so that their steps would be mixed; step with AdamW or another "
+                "optimizer that works element by element, or choose a plan that exchanges gradients."
             )
 
     def equal_tensors(self, optimizer: Optimizer) -> list[Tensor]:
