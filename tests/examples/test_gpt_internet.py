@@ -1,5 +1,6 @@
-"""`examples/gpt_internet.py`: it learns, goes on to the bit, survives a lost site, and its page's commands are its own."""
+"""`examples/gpt_internet.py`: it learns, goes on to the bit, survives a lost site, and takes its page's commands."""
 
+import copy
 import importlib
 import json
 import os
@@ -7,6 +8,8 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,9 +24,19 @@ _SMALL = ["--size", "0.06M", "--windows", "2", "--connections", "1"]
 
 @pytest.fixture
 def recipe(monkeypatch):
-    """Return the module of the recipe."""
+    """Return the module of the recipe; ranks that are threads make their models in turns, from one generator."""
     monkeypatch.syspath_prepend(str(_SCRIPT.parent))
-    yield importlib.import_module("gpt_internet")
+    module, turn = importlib.import_module("gpt_internet"), threading.Lock()
+    task_of = module.task_of
+
+    def in_turns(options, rank):
+        with turn:
+            task = task_of(options, rank)
+            first = task.model()
+        return replace(task, model=lambda: copy.deepcopy(first))
+
+    monkeypatch.setattr(module, "task_of", in_turns)
+    yield module
     sys.modules.pop("gpt_internet", None)
 
 
