@@ -219,7 +219,8 @@ def _scripts(page):
 
 
 @pytest.mark.parametrize("page", ["docs/install.md", "docs/start.md", "docs/over-the-internet.md"])
-def test_scripts_of_pages_run_as_they_are(page):
+def test_scripts_of_pages_run_as_they_are(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # they may write files
     scripts = _scripts(page)
     assert scripts
     for script in scripts:
