@@ -87,6 +87,18 @@ def test_ranks_must_ask_for_the_same_plan():
     pliant.run_world(2, body, timeout_s=30)
 
 
+def test_ranks_must_have_models_of_the_same_sizes():
+    """Gloo itself ends the process at a message that is longer than its receiver expects."""
+
+    def body(place):
+        model = torch.nn.Linear(8 + place.rank, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        with pytest.raises(ValueError, match="the model of ranks 1 differs from that of rank 0"):
+            pliant.relax(model, optimizer, "local_sgd", group=place.process_group)
+
+    pliant.run_world(2, body, timeout_s=30)
+
+
 def test_one_open_run_per_model_and_none_after_close():
     before = set(threading.enumerate())
 

@@ -116,3 +116,24 @@ def test_replicas_are_one_again_after_algorithms_between_steps(kind, names):
             assert after, name
             assert error < 0.3, (name, error)
             assert sent > 0, name
+
+
+def with_muon(kind: str) -> list[str]:
+    model, _ = made(kind)
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "blocks" in name]
+    others = [p for p in model.parameters() if all(p is not each for each in matrices)]
+    optimizers = [torch.optim.Muon(matrices, lr=0.01), torch.optim.AdamW(others, lr=0.01)]
+    said = []
+    for what in ("muloco", "local_sgd", "allreduce"):
+        try:
+            pliant.relax(model, optimizers, what, timeout_s=60).close()
+        except ValueError as error:
+            said.append(f"{what}: {error}")
+    return said
+
+
+@pytest.mark.parametrize(("kind", "size"), [("hsdp", 4), ("replicate", 2)])
+def test_muon_would_mix_replicas_that_differ_and_is_refused(kind, size):
+    for said in run(size, with_muon, kind):
+        assert [each.split(":")[0] for each in said] == ["muloco", "local_sgd"]
+        assert all("Muon multiplies whole matrices" in each for each in said)

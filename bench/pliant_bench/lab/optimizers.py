@@ -9,7 +9,7 @@ from torch.optim import SGD, AdamW, Muon, Optimizer
 import pliant
 from pliant_bench.lab.second_moment import Mean, SharedMomentAdamW
 
-__all__ = ["OPTIMIZERS", "hidden_matrices", "make_optimizers", "require_optimizer"]
+__all__ = ["OPTIMIZERS", "hidden_matrices", "make_optimizers", "muon_and_adamw", "require_optimizer"]
 
 _WEIGHT_DECAY = 0.01
 """AdamW's default, for Muon as well: its own is ten times as much."""
@@ -27,9 +27,8 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     ]
 
 
-def _muon(model: nn.Module, lr: float, mean: Mean) -> list[Optimizer]:
-    """Muon for hidden matrices, with the root mean square of AdamW's updates, and AdamW for all others, at one rate."""
-    del mean
+def muon_and_adamw(model: nn.Module, lr: float) -> list[Optimizer]:
+    """Return Muon for hidden matrices, with updates as large as AdamW's, and AdamW for all others, at one rate."""
     hidden = hidden_matrices(model)
     theirs = {id(parameter) for parameter in hidden}
     others = [parameter for parameter in model.parameters() if id(parameter) not in theirs]
@@ -44,7 +43,7 @@ def _shared(**settings: Any) -> Callable[[nn.Module, float, Mean], list[Optimize
 OPTIMIZERS: dict[str, Callable[[nn.Module, float, Mean], list[Optimizer]]] = {
     "SGD": lambda model, lr, mean: [SGD(model.parameters(), lr=lr, momentum=0.9)],
     "AdamW": lambda model, lr, mean: [AdamW(model.parameters(), lr=lr)],
-    "Muon": _muon,
+    "Muon": lambda model, lr, mean: muon_and_adamw(model, lr),
     "AdamW+common_v": _shared(of="gradient"),
     "AdamW+common_v(8)": _shared(of="gradient", period=8, dense_steps=_DENSE_STEPS),
     "AdamW+mean_v": _shared(of="moment"),

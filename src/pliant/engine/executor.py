@@ -148,6 +148,8 @@ class ExecutorBuilder:
         for node, optimizer in dict.fromkeys(stepped):
             if optimizer is None:
                 continue
+            if self._relaxed.sharded is not None and node.exchanges_weights:
+                self._relaxed.sharded.require_own_step(optimizer)
             inner = innermost(store.algorithms[node])
             if isinstance(inner, ChecksOptimizer):
                 inner.check_optimizer(optimizer)

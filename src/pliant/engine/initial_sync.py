@@ -1,17 +1,37 @@
 """Initial synchronization: all ranks get rank 0's parameters, buffers and optimizer state."""
 
+import itertools
 import json
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pliant.accelerator import is_accelerator
+from pliant.comm.agreement import require_same
 from pliant.comm.base import Comm
 
-__all__ = ["broadcast_data", "broadcast_optimizer", "broadcast_tensors", "is_no_step", "steps_taken"]
+__all__ = [
+    "broadcast_data",
+    "broadcast_optimizer",
+    "broadcast_tensors",
+    "is_no_step",
+    "require_same_model",
+    "steps_taken",
+]
+
+
+def require_same_model(module: nn.Module, comm: Comm, device: torch.device) -> None:
+    """Raise ValueError on all ranks unless parameters and buffers have the same names, shapes and types. Collective.
+
+    Otherwise Gloo would end the process where a message is not as long as its receiver expects.
+    """
+    tensors = itertools.chain(module.named_parameters(), module.named_buffers())
+    described = "\n".join(f"{name} {value.dtype} {tuple(value.shape)}" for name, value in tensors)
+    cure = "build it with the same sizes on every rank, such as those of one vocabulary"
+    require_same(comm, "the model", described, device, cure=cure)
 
 
 def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm, root: int = 0) -> None:

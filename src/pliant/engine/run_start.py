@@ -14,7 +14,7 @@ from pliant.engine.connecting import Connections, choice_of, connect, require_on
 from pliant.engine.ddp_hook import install_hook
 from pliant.engine.elastic import Elastic, start_elastic
 from pliant.engine.gradient_exchange import NonFinite
-from pliant.engine.initial_sync import broadcast_optimizer, broadcast_tensors
+from pliant.engine.initial_sync import broadcast_optimizer, broadcast_tensors, require_same_model
 from pliant.engine.plan_resolution import require_plan
 from pliant.engine.relaxed_model import RelaxedModel, claim, release
 from pliant.engine.run import FixedRun, Run
@@ -79,6 +79,7 @@ def start_run(
             relaxed.sharded.connect(comm, relaxed.group, report)
             broadcast_tensors(relaxed.sharded.equal_tensors(relaxed.optimizer), relaxed.sharded.replica_comm)
         elif comm.size > 1:
+            require_same_model(relaxed.module, comm, device)
             broadcast_tensors([*relaxed.module.parameters(), *relaxed.module.buffers()], comm)
             broadcast_optimizer(relaxed.optimizer, comm, device)
         if relaxed.ddp is not None:

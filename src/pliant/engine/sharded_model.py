@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
-from torch.optim import Optimizer
+from torch.optim import Muon, Optimizer
 
 from pliant.comm.base import Comm, CommError
 from pliant.comm.fsdp_private import ParamGroup, is_sharded, param_groups, settle_sharding
@@ -113,6 +113,18 @@ class ShardedModel:
             shards = {id(parameter): self.shards[self.name_of(parameter)] for parameter in self._of_shard.values()}
             self._view = ShardOptimizer(optimizer, self._of_shard, shards)
         return self._view
+
+    def require_own_step(self, optimizer: Optimizer) -> None:
+        """Raise ValueError for an optimizer whose step would mix replicas with weights of their own.
+
+        Muon multiplies matrices with themselves, and torch divides products of DTensors among replicas as well.
+        """
+        if self.has_replicas and isinstance(optimizer, Muon):
+            raise ValueError(
+                "Muon multiplies whole matrices, which torch divides among the replicas of this mesh too, but under "
+                "this plan replicas differ, so that their steps would be mixed; step with AdamW or another "
+                "optimizer that works element by element, or choose a plan that exchanges gradients."
+            )
 
     def equal_tensors(self, optimizer: Optimizer) -> list[Tensor]:
         """Return what ranks that hold the same shards begin with alike: shards, and what the optimizer has gathered."""

@@ -1,0 +1,80 @@
+"""Time to a perplexity over the internet: the list of trials, the journal, the target and the table."""
+
+import importlib
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+_FOLDER = Path(__file__).parents[2] / "benchmarks" / "local_steps"
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """Return the module of the comparison."""
+    monkeypatch.syspath_prepend(str(_FOLDER))
+    yield importlib.import_module("over_the_internet")
+    sys.modules.pop("over_the_internet", None)
+
+
+def fake(trial, options):
+    """Return a trial's result: buckets of 5 MB are best, the recipe takes a third of the time, and high rates fail."""
+    if trial["kind"] == "bucket":
+        return {"train_s": abs(trial["bucket_mb"] - 5) + 1.0, "perplexity": 20.0, "curve": []}
+    step_s = 0.3 if trial["arm"] == "recipe" else 0.9
+    worse = 0.1 * abs(math.log2(trial["times"]) - 1) + (0.5 if trial["arm"].startswith("torchft") else 0)
+    curve = [[step, step * step_s, math.exp(3 - step / 100 + worse)] for step in range(15, 100, 30)]
+    return {"train_s": 100 * step_s, "perplexity": curve[-1][2], "curve": curve}
+
+
+def test_the_same_command_goes_on_and_the_best_rate_counts(job, monkeypatch, tmp_path, capsys):
+    out, made = tmp_path / "lines.jsonl", []
+    monkeypatch.setattr(job, "carry_out", lambda trial, options: made.append(trial) or fake(trial, options))
+    monkeypatch.setattr(job, "reason_against", lambda trial: "")
+    arguments = ["--out", str(out), "--steps", "100", "--size", "0.06M"]
+    job.main(arguments)
+    assert len(made) == len(out.read_text().splitlines()) == len(job.BUCKETS_MB) + 3 * len(job.ARMS)
+    assert {trial["bucket_mb"] for trial in made if trial["arm"] == "ddp" and trial["kind"] == "trained"} == {5}
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][1:]
+    cells = {(row[0].strip(), row[1].strip()): [cell.strip() for cell in row[2:]] for row in rows}
+    # 80 % of the last point, 75, is step 75 itself
+    assert cells["ddp", "Muon"][:2] == ["2", f"{75 * 0.9:.0f}"]
+    assert cells["recipe", "Muon"][:2] == ["2", f"{75 * 0.3:.0f}"]
+    assert cells["torchft diloco", "Muon"][1] == "not reached"
+    lines = out.read_text().splitlines(keepends=True)
+    out.write_text("".join(lines[:-2]) + lines[-2][:20])  # killed in the midst of a line
+    made.clear()
+    job.main(arguments)
+    assert [trial["times"] for trial in made] == [2.0, 4.0]
+
+
+def test_what_failed_is_tried_again_and_what_is_missing_is_left_out(job, monkeypatch, tmp_path, capsys):
+    out = tmp_path / "lines.jsonl"
+    monkeypatch.setattr(job, "carry_out", lambda trial, options: {"error": "no root"})
+    monkeypatch.setattr(job.importlib.util, "find_spec", lambda name: None)
+    job.main(["--out", str(out), "--times", "1"])
+    told = capsys.readouterr().out
+    assert told.count("failed: no root") == len(job.BUCKETS_MB) + 2
+    assert told.count("left out: torchft is not installed") == 2
+    assert not out.exists()
+
+
+def test_commands_are_ones_that_the_recipe_takes(job, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(_FOLDER.parents[1] / "examples"))
+    recipe = importlib.import_module("gpt_internet")
+    options = job.options_of(["--out", "F", "--steps", "4", "--size", "0.06M"])
+    for trial in job.listed(options, 5):
+        words = job.command(trial, options, tmp_path)
+        given = recipe.parsed(words[words.index("--") + 3 :])
+        assert (given.steps, given.size, given.optimizer) == (4, "0.06M", trial["optimizer"])
+        assert words[words.index("--") + 2].endswith(
+            "internet_torchft.py" if "torchft" in trial["arm"] else "gpt_internet.py"
+        )
+
+
+def test_a_target_below_the_curve_is_not_reached(job):
+    curve = [(15, 10.0, 20.0), (45, 20.0, 10.0)]
+    assert job.time_to(25.0, curve) == 10.0
+    assert job.time_to(9.0, curve) == math.inf
+    assert job.time_to(math.sqrt(200), curve) == pytest.approx(15.0)
