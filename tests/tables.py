@@ -102,6 +102,7 @@ GIVEN = {
     "streaming_diloco": p.streaming_diloco(6, fragments=3, delay_steps=2),
     "pier": p.pier(40, 4, warmup_steps=6, outer_momentum=0.6),
     "delayed_nesterov": p.delayed_nesterov(1, every=2, outer_momentum=0.5),
+    "decoupled_diloco": p.decoupled_diloco(1, outer_momentum=0.5),
     "outer-every": LocalSteps(period=2, outer=Outer(lr=0.7, momentum=0.6, every=3)),
     "outer-points": LocalSteps(period=3, outer=Outer(lr_points=((0.5, 0.3), (1.0, 0.1)), total_steps=20)),
     "sparse_loco": p.sparse_loco(3, averaging=p.chunktopk(0.1, block=16, decay=0.95)),

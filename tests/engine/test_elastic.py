@@ -32,6 +32,7 @@ PLANS = {
     "des_loc": pliant.des_loc(3, first=2, first_states=("momentum_buffer",), second_states=()),
     "async_average": pliant.async_average(),
     "delayed_nesterov": pliant.delayed_nesterov(1, outer_momentum=0.5),
+    "decoupled_diloco": pliant.decoupled_diloco(2, outer_momentum=0.5),
 }
 SIZE = 4
 _one_at_a_time = threading.Lock()

@@ -25,6 +25,7 @@ ELASTIC_ARMS = (
     "mt_dao",
     "async_average",
     "delayed_nesterov",
+    "decoupled_diloco",
 )
 """Arms whose runs go on without a lost rank; all others are to end on every rank."""
 
