@@ -376,6 +376,7 @@ def test_another_plan_or_model_is_refused_before_it_disturbs_anybody():
         ("post_local_sgd", False, "exchanges gradients"),
         ("gossip", True, "needs a plain module, but got a DistributedDataParallel"),
         (pliant.gossip(pliant.Graph(kind="matrix", rows=((1.0,),))), False, "the mixing matrix is for 1 ranks"),
+        (pliant.decoupled_diloco(quorum=1), False, "a quorum of 1 is for one number of ranks, .* set quorum=-1"),
         (pliant.local_sgd(averaging=pliant.allreduce(schedule="auto")), False, "the sums of AllReduce have a schedule"),
     ],
 )

@@ -499,7 +499,11 @@ def test_each_step_of_a_rank_counts_once(monkeypatch):
         assert 0 < sum(works) <= 10 * (rank + 1)
 
 
-@pytest.mark.parametrize("what", [pliant.async_average(), pliant.gossip(free=True)], ids=["average", "gossip"])
+@pytest.mark.parametrize(
+    "what",
+    [pliant.async_average(), pliant.decoupled_diloco(2), pliant.gossip(free=True)],
+    ids=["average", "quorum", "gossip"],
+)
 def test_a_stalled_rank_does_not_stall_the_others(what):
     gone_on = threading.Semaphore(0)
 

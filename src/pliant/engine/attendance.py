@@ -66,7 +66,10 @@ class Readiness:
     def after_step(self, *, is_over: bool) -> bool:
         """Say whether the rank calls behind a step, after which its period is over or not."""
         now_s = time.perf_counter()
-        self._since = (self._since or now_s) if is_over else None
+        if not is_over:
+            self._since = None
+        elif self._since is None:
+            self._since = now_s
         return is_over and now_s >= self._call_from
 
     def answered(self, mine: Attendance, left_s: float) -> None:
