@@ -50,7 +50,7 @@ def gather_attendance(mine: Attendance, comm: Comm) -> list[Attendance]:
 
 
 class Readiness:
-    """Says since when a rank's period is over, and whether it calls for an average. Users exclude each other."""
+    """Says since when a rank's period is over, and whether it calls for an average. The user's lock guards changes."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -73,7 +73,7 @@ class Readiness:
         return is_over and now_s >= self._call_from
 
     def answered(self, mine: Attendance, left_s: float) -> None:
-        """Note what a call came to: who counted begins a period, and who knows that more must come calls then."""
+        """Note what a call came to: a rank that counted begins a period, one that waits knows when to call again."""
         if mine.counts and left_s == 0:
             self._since = None
         self._call_from = time.perf_counter() + left_s if mine.counts else -math.inf
