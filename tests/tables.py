@@ -104,6 +104,7 @@ GIVEN = {
     "delayed_nesterov": p.delayed_nesterov(1, every=2, outer_momentum=0.5),
     "no_loco": p.no_loco(3),
     "no_loco-fragments": p.no_loco(4, fragments=2, pull=0.5),
+    "decoupled_diloco": p.decoupled_diloco(1, outer_momentum=0.5),
     "outer-every": LocalSteps(period=2, outer=Outer(lr=0.7, momentum=0.6, every=3)),
     "outer-points": LocalSteps(period=3, outer=Outer(lr_points=((0.5, 0.3), (1.0, 0.1)), total_steps=20)),
     "sparse_loco": p.sparse_loco(3, averaging=p.chunktopk(0.1, block=16, decay=0.95)),

@@ -81,6 +81,7 @@ from .algorithms.optimizer_states import (
     mt_dao as mt_dao,
 )
 from .algorithms.outer import (
+    decoupled_diloco as decoupled_diloco,
     delayed_nesterov as delayed_nesterov,
     diloco as diloco,
     muloco as muloco,

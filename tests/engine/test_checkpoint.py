@@ -18,7 +18,14 @@ from pliant.engine.weight_exchange import WeightExchange
 from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
 
 EVERY_ALGORITHM = {**ALGORITHMS, **BETWEEN_STEPS}
-NETWORK_DECIDES = ("gossip-free", "choco-free", "async_average", "delayed_nesterov", "stale-free")
+NETWORK_DECIDES = (
+    "gossip-free",
+    "choco-free",
+    "async_average",
+    "delayed_nesterov",
+    "decoupled_diloco",
+    "stale-free",
+)
 RESUMED = [name for name in EVERY_ALGORITHM if name not in NETWORK_DECIDES]
 HOSTS = [[0], [1]]
 _one_at_a_time = threading.Lock()

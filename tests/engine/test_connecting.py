@@ -16,6 +16,7 @@ FOUR = Topology(hosts=(Host(name="a"), Host(name="b")), connections=4, provenanc
 ROWS = {**ALGORITHMS, **BETWEEN_STEPS}
 FREE = {
     "delayed_nesterov",
+    "decoupled_diloco",
     "bounded_staleness",
     "stale",
     "stale-free",

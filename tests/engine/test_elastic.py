@@ -33,6 +33,7 @@ PLANS = {
     "des_loc": pliant.des_loc(3, first=2, first_states=("momentum_buffer",), second_states=()),
     "async_average": pliant.async_average(),
     "delayed_nesterov": pliant.delayed_nesterov(1, outer_momentum=0.5),
+    "decoupled_diloco": pliant.decoupled_diloco(2, outer_momentum=0.5),
 }
 SIZE = 4
 _one_at_a_time = threading.Lock()
@@ -395,6 +396,7 @@ def test_another_plan_or_model_is_refused_before_it_disturbs_anybody():
         ("post_local_sgd", False, "exchanges gradients"),
         ("gossip", True, "needs a plain module, but got a DistributedDataParallel"),
         (pliant.gossip(pliant.Graph(kind="matrix", rows=((1.0,),))), False, "the mixing matrix is for 1 ranks"),
+        (pliant.decoupled_diloco(quorum=1), False, "a quorum of 1 is for one number of ranks, .* set quorum=-1"),
         (pliant.local_sgd(averaging=pliant.allreduce(schedule="auto")), False, "the sums of AllReduce have a schedule"),
     ],
 )

@@ -9,6 +9,8 @@ from torch import nn
 
 import pliant
 from models import new_ddp, train, weights
+from pliant.engine import background_average
+from pliant.engine.attendance import gather_attendance
 from pliant.engine.background_average import BackgroundAverage
 from pliant.spec import LocalSteps, Outer
 from waiting import until
@@ -189,14 +191,14 @@ def test_who_waits_for_others_does_not_spend_the_momentum():
 
 def test_the_steps_of_a_rank_from_round_to_round_follow_its_pace(monkeypatch):
     """Rank 1 is half as fast: of the period of 8 it makes 4 steps, and counts for a third."""
-    all_there, told, meet = threading.Barrier(2), {0: [], 1: []}, BackgroundAverage._meet
+    all_there, told = threading.Barrier(2), {0: [], 1: []}
 
-    def noted(self, work, *, leaving):
-        if not leaving:
-            told[self._comms.all.rank].append(work)
-        return meet(self, work, leaving=leaving)
+    def noted(mine, comm):
+        if not mine.leaving:
+            told[comm.rank].append(mine.weight)
+        return gather_attendance(mine, comm)
 
-    monkeypatch.setattr(BackgroundAverage, "_meet", noted)
+    monkeypatch.setattr(background_average, "gather_attendance", noted)
 
     def body(place):
         module = new_ddp(place).module  # DDP's ranks meet in their first step

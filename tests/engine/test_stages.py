@@ -21,6 +21,7 @@ SHAPES = [(40, 30), (2000,), (7,), (60, 50), (3,), (64, 64)]
 SIZE, STEPS = 3, 5
 WAITS_FOR_NOBODY = {
     "delayed_nesterov",
+    "decoupled_diloco",
     "gossip-free",
     "async_average",
     "stale-free",

@@ -16,6 +16,8 @@ import pliant
 from models import batch, new_ddp, train, weights
 from pliant.algorithms import executor_for
 from pliant.codecs import MinMax8, Sign
+from pliant.engine import background_average
+from pliant.engine.attendance import gather_attendance
 from pliant.engine.background_average import BackgroundAverage
 from pliant.engine.plan_resolution import resolve_plan
 from pliant.engine.round_calls import RoundCalls
@@ -475,13 +477,13 @@ def test_a_free_pace_waits_for_nobody_and_ends_with_all():
 
 def test_each_step_of_a_rank_counts_once(monkeypatch):
     """At a free pace ranks are weighed by their steps since the last exchange, whatever plan was before."""
-    told, meet = {0: [], 1: []}, BackgroundAverage._meet
+    told = {0: [], 1: []}
 
-    def noted(self, work, *, leaving):
-        told[self._comms.all.rank].append(work)
-        return meet(self, work, leaving=leaving)
+    def noted(mine, comm):
+        told[comm.rank].append(mine.weight)
+        return gather_attendance(mine, comm)
 
-    monkeypatch.setattr(BackgroundAverage, "_meet", noted)
+    monkeypatch.setattr(background_average, "gather_attendance", noted)
 
     def body(place):
         ddp = new_ddp(place)
@@ -497,7 +499,11 @@ def test_each_step_of_a_rank_counts_once(monkeypatch):
         assert 0 < sum(works) <= 10 * (rank + 1)
 
 
-@pytest.mark.parametrize("what", [pliant.async_average(), pliant.gossip(free=True)], ids=["average", "gossip"])
+@pytest.mark.parametrize(
+    "what",
+    [pliant.async_average(), pliant.decoupled_diloco(2), pliant.gossip(free=True)],
+    ids=["average", "quorum", "gossip"],
+)
 def test_a_stalled_rank_does_not_stall_the_others(what):
     gone_on = threading.Semaphore(0)
 

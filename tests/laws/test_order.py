@@ -55,6 +55,7 @@ def trained(what, size, monkeypatch, wrap):
 
 SERVED = {
     "delayed_nesterov",
+    "decoupled_diloco",
     "bounded_staleness",
     "stale-free",
     "stale-coded",

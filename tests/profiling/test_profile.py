@@ -19,7 +19,7 @@ from pliant.spec import load
 from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
 
 ROWS = {**ALGORITHMS, **BETWEEN_STEPS}
-PACED = {"gossip-free", "choco-free", "async_average", "delayed_nesterov", "stale-free"}
+PACED = {"gossip-free", "choco-free", "async_average", "delayed_nesterov", "decoupled_diloco", "stale-free"}
 """What these exchange, and when, is a matter of time."""
 
 

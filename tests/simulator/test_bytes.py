@@ -49,6 +49,7 @@ EXTRA = {
 ROWS = {**ALGORITHMS, **BETWEEN_STEPS, **EXTRA}
 FREE = {
     "delayed_nesterov",
+    "decoupled_diloco",
     "gossip-free",
     "choco-free",
     "async_average",

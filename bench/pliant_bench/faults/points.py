@@ -26,6 +26,7 @@ ELASTIC_ARMS = (
     "async_average",
     "delayed_nesterov",
     "no_loco",
+    "decoupled_diloco",
 )
 """Arms whose runs go on without a lost rank; all others are to end on every rank."""
 

@@ -7,7 +7,7 @@ from pliant.algorithms.inputs import AlgorithmLike, node_of
 from pliant.spec import After, AllReduce, LocalSteps, NeighborMean, Outer
 from pliant.spec.outer import outer_lr_for, outer_momentum_for
 
-__all__ = ["delayed_nesterov", "diloco", "muloco", "no_loco", "pier", "streaming_diloco"]
+__all__ = ["decoupled_diloco", "delayed_nesterov", "diloco", "muloco", "no_loco", "pier", "streaming_diloco"]
 
 
 def diloco(
@@ -189,6 +189,48 @@ def delayed_nesterov(
     outer = replace(_outer(period * every, outer_lr, outer_momentum, total_steps, num_ranks), every=every)
     return LocalSteps(
         period=period, averaging=node_of(averaging or AllReduce()), outer=outer, pace="free", weighted=True
+    )
+
+
+def decoupled_diloco(
+    period: int = 32,
+    *,
+    quorum: int = -1,
+    grace_s: float = 0.0,
+    outer_lr: float | None = None,
+    outer_momentum: float | None = None,
+    averaging: AlgorithmLike | None = None,
+    total_steps: int = 0,
+    num_ranks: int = 4,
+) -> LocalSteps:
+    """Average changes in the background once enough ranks have made their period (Decoupled DiLoCo, arXiv:2604.21428).
+
+    Each rank counts by its work times its work of a step, which `run.count` reports; without reports by its steps. One
+    whose period is not over takes the new common point, keeps its progress, and counts in a later round. The quorum of
+    all ranks but one is Pliant's, as the outer settings are.
+
+    Args:
+        period: Steps of a rank from one round in which it counts to the next.
+        quorum: Ranks whose period must be over; below 0, all but so many.
+        grace_s: Seconds for which others are waited for from then on, while all go on with their steps.
+        outer_lr: As for `diloco`.
+        outer_momentum: As for `diloco`.
+        averaging: As for `diloco`.
+        total_steps: Steps of the fastest rank in the whole training, if they are known.
+        num_ranks: As for `diloco`.
+
+    >>> str(decoupled_diloco(16, quorum=3, outer_momentum=0.0, outer_lr=1))
+    "LocalSteps(period=16, pace='free', weighted=True, quorum=3)"
+
+    """
+    return LocalSteps(
+        period=period,
+        averaging=node_of(averaging or AllReduce()),
+        outer=_outer(period, outer_lr, outer_momentum, total_steps, num_ranks),
+        pace="free",
+        weighted=True,
+        quorum=quorum,
+        grace_s=grace_s,
     )
 
 

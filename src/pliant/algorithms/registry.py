@@ -111,7 +111,7 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
         **_rows("weights", "gossip", "choco", "dcd", "local_sgd"),
         **_rows("outer", "diloco", "streaming_diloco"),
         **_rows("weights", "sparse_loco", "pulse_loco", "async_average"),
-        **_rows("outer", "delayed_nesterov", "muloco", "no_loco"),
+        **_rows("outer", "delayed_nesterov", "decoupled_diloco", "muloco", "no_loco"),
         **_rows("outer", "pier", example="pier(total_steps=3200)"),
         **_rows("optimizer_states", "des_loc", from_optimizer=moments_of, grid={"period": (8, 16, 32, 64)}),
         **_rows("optimizer_states", "mt_dao", from_optimizer=require_slow_momentum),

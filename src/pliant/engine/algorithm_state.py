@@ -18,7 +18,7 @@ from pliant.layouts.parts import Range
 from pliant.spec import Exchange
 from pliant.spec.exchange import Level
 
-__all__ = ["CORRECTION", "AlgorithmState"]
+__all__ = ["ANCHOR", "CORRECTION", "AlgorithmState"]
 
 OWED = ("residual", "pending", "on its way")
 """Slots that hold gradients which the optimizer has not got yet (Note [conservation])."""
@@ -29,13 +29,16 @@ _LIKE_GRADIENTS = (*OWED, "before", "velocity", "momentum", "estimate", "mean")
 CORRECTION = "correction"
 """Slot for what an exchange of weights has changed and the weights have not taken yet."""
 
+ANCHOR = "anchor"
+"""Slot for the point that all ranks set out from."""
+
 _OF_A_RANK = ("residual", "velocity", CORRECTION)
 """Slots of exchanges of weights that differ between ranks."""
 
 _OF_HOST = ("course", "power")
 """Slots of numbers that the host reads, and so are in its memory, whatever the device of the parameter."""
 
-_FOLLOWED = ("anchor", "replica")
+_FOLLOWED = (ANCHOR, "replica")
 """Slots that `follow` fills from the weights."""
 
 

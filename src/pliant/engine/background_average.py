@@ -13,12 +13,11 @@ from torch.optim import Optimizer
 from pliant.accelerator import new_stream
 from pliant.algorithms.base import Deferred, StepContext
 from pliant.comm.base import duplicate
-from pliant.engine.agreement import check_counts
+from pliant.engine.attendance import Attendance, Readiness, gather_attendance, seconds_left, share_of
 from pliant.engine.comms import Comms
 from pliant.engine.posted_weights import AveragedWeights
 from pliant.engine.rank_checks import describe_failure
 from pliant.engine.round_calls import RoundCalls
-from pliant.engine.step_counts import StepCounts
 from pliant.engine.tracer import Tracer
 from pliant.engine.weight_parts import AmongAll, WeightPart, change_norm
 
@@ -39,6 +38,10 @@ class BackgroundAverage(AmongAll):
     has called itself. Each thread then takes part with the weights that its rank has posted last. So a rank that
     computes for long takes part as often as the others, with little or no work of its own since the round before. One
     that is stopped holds up the round, but no step; if it is stopped for the timeout, the others end and name it.
+
+    With a quorum a call asks who is ready, and weights are averaged once the periods of so many ranks are over
+    (Decoupled DiLoCo, arXiv:2604.21428). The others take the new common point, and what they have done since they last
+    counted stays in their weights: the first round after their period takes it. So every change counts once.
 
     Where all ranks must be between the same two rounds, each calls rounds until one finds that all have come.
 
@@ -69,6 +72,7 @@ class BackgroundAverage(AmongAll):
         """Whether the training thread waits until all have come to an end."""
         self._error: BaseException | None = None
         self._steps, self._weighed = step, 0.0
+        self._readiness = Readiness()
         self._busy_s = 0.0
         self._over = False
         self._calls = RoundCalls(duplicate(comms.all))
@@ -92,8 +96,9 @@ class BackgroundAverage(AmongAll):
         with self._changed:
             self._is_open = True
             self._changed.notify_all()
+            calls = self._readiness.after_step(is_over=step > self._until and bool(self._due(step)))
             in_flight = self._calls.last > self._round
-        if not in_flight and step > self._until and self._due(step):
+        if calls and not in_flight:
             self._call(self._round + 1)
 
     def settle(self, step: int) -> None:
@@ -215,49 +220,47 @@ class BackgroundAverage(AmongAll):
         self._calls.drain()
 
     def _average(self, number: int) -> None:
-        """Carry out a round. Collective."""
-        began_s = time.perf_counter()
-        for each in self._averaged:
+        """Carry out a round, or find that too few ranks are ready for it. Collective."""
+        began_s, comm, timing = time.perf_counter(), self._comms.all, self._parts[0].timing
+        steps, done = self._steps, self._counted or self._steps - self._begun
+        mine = self._attendance(steps, done - self._weighed)
+        for each in self._averaged if mine.counts else ():
             each.read()
-            each.part.require_finite(self._steps, each.bucket.flat)
-            each.part.last = self._steps  # whoever has called
-        share, num_left = self._meet(self._work_done(), leaving=self._leaving)
-        deferred: list[Deferred] = []
-        for each in self._averaged:
-            rest = self._exchange(each, share, is_due=not num_left)
-            deferred += [rest] if rest is not None else []
+            each.part.require_finite(steps, each.bucket.flat)
+        rows = gather_attendance(mine, comm)
+        left_s = seconds_left(rows, timing.quorum_among(comm.size), timing.grace_s)
+        deferred = [self._exchange(each, rows) for each in self._averaged] if left_s == 0 else []
         for rest in deferred:
-            rest()
+            if rest is not None:
+                rest()
         with self._changed:
             self._round = number
-            if num_left == self._comms.all.size:  # no round before this rank's next step, which others may make sooner
+            if mine.counts and left_s == 0:
+                self._weighed = done
+                for part in self._parts:
+                    part.last = steps  # whoever has called
+            self._readiness.answered(mine, left_s)
+            if all(row.leaving for row in rows):  # no round before this rank's next step, which others may make sooner
                 self._leaving = self._is_open = False
             self._busy_s += time.perf_counter() - began_s
             self._changed.notify_all()
 
-    def _work_done(self) -> float:
-        """Return the work of this rank since the round before."""
-        done = self._counted or self._steps - self._begun
-        work, self._weighed = done - self._weighed, done
-        return work
+    def _attendance(self, steps: int, work: float) -> Attendance:
+        """Return what this rank tells, with its work since it last counted."""
+        waited_s, weight = 0.0, work
+        if self._parts[0].timing.quorum is not None:
+            waited_s = self._readiness.waited_s
+            weight *= work / max(steps - max(part.last for part in self._parts), 1)
+        return Attendance(weight=weight, leaving=self._leaving, exchanges=sum(self.rounds), waited_s=waited_s)
 
-    def _meet(self, work: float, *, leaving: bool) -> tuple[float, int]:
-        """Return this rank's share of all work, times the number of ranks, and how many ranks wait for the others."""
-        comm = self._comms.all
-        mine = torch.tensor([work, float(leaving), sum(self.rounds)], dtype=torch.float64)
-        table = torch.empty(comm.size * mine.numel(), dtype=torch.float64)
-        with describe_failure("beginning an average of weights"):
-            comm.all_gather(table, mine).wait()
-        works, leavers, rounds = table.view(comm.size, -1).T.tolist()
-        check_counts([StepCounts(exchanges=int(count)).row() for count in rounds])
-        total = sum(works)
-        return work * comm.size / total if total > 0 else 1.0, int(sum(leavers))
-
-    def _exchange(self, each: AveragedWeights, share: float, *, is_due: bool) -> Deferred | None:
+    def _exchange(self, each: AveragedWeights, rows: Sequence[Attendance]) -> Deferred | None:
         part, names = each.part, [span.name for span in each.bucket.spans]
-        step = max(self._steps, self._until + 1)
+        rank, step = self._comms.all.rank, max(self._steps, self._until + 1)
+        if not rows[rank].counts:
+            each.follow()
         seed = part.round << 32 | zlib.crc32(each.bucket.name.encode())
-        share = share if part.timing.weighted else 1.0
+        share = share_of(rank, rows, weighted=part.timing.weighted)
+        is_due = not any(row.leaving for row in rows)
         context = StepContext(step=step, seed=seed, round=part.round, share=share, is_due=is_due)
         part.round += 1
         with (

@@ -51,7 +51,7 @@ def exchanges_between_steps(
         if averages:
             made.append(StateExchange(split_states(parts, shapes, apart, step), weights.comm_thread, optimizer))
         made.append(weights)
-    if free := [node for node in nodes if node.timing.pace == "free" and not node.meets_in_pairs]:
+    if free := [node for node in nodes if node.averages_freely]:
         apart = places.with_levels(Comms(duplicate(comms.all)), free)
         made.append(BackgroundAverage(split_weights(store, apart, step, free), apart, optimizer, step, tracer))
     pairs = split_weights(store, comms, step, [node for node in nodes if node.meets_in_pairs])

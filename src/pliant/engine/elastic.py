@@ -90,6 +90,11 @@ def _require_possible(relaxed: RelaxedModel, plan: SyncPlan) -> None:
                 f"the mixing matrix is for {len(node.graph.rows)} ranks, but the number of ranks of an elastic "
                 "run changes; use a graph that has a rule, such as 'ring'."
             )
+        if (node.timing.quorum or 0) > 0:
+            raise ValueError(
+                f"a quorum of {node.timing.quorum} is for one number of ranks, but that of an elastic run changes; set "
+                "quorum=-1 for all ranks but one."
+            )
         if getattr(node, "schedule", "ring") != "ring":
             raise ValueError(
                 f"the sums of {type(node).__name__} have a schedule, which is for one number of ranks, but that of an "

@@ -11,6 +11,7 @@ from pliant.comm.base import duplicate
 from pliant.engine.acco import AccoStep
 from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.algorithm_state import AlgorithmState
+from pliant.engine.attendance import require_quorums
 from pliant.engine.averaging import average_states, average_weights
 from pliant.engine.between_steps import exchanges_between_steps
 from pliant.engine.comm_thread import CommThread
@@ -98,6 +99,7 @@ class ExecutorBuilder:
             nodes = {name: with_schedule(node, self._places.links) for name, node in nodes.items()}
         store = AlgorithmState(self._parameters, nodes, self._comms)
         self._check_optimizers(store)
+        require_quorums(nodes.values(), self._comms.all.size)
         warn_of_few_rounds(nodes.values())
         self._state_shapes = state_shapes(store, self._optimizer, self._steppers)
         place_owners(store, self._comms.all.size, self._steppers)

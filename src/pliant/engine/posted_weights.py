@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pliant.accelerator import current_stream, is_accelerator
 from pliant.buckets import Bucket, as_real
-from pliant.engine.algorithm_state import CORRECTION
+from pliant.engine.algorithm_state import ANCHOR, CORRECTION
 from pliant.engine.weight_parts import WeightPart
 
 __all__ = ["AveragedWeights", "PostedWeights"]
@@ -98,6 +98,12 @@ class AveragedWeights:
         with self.posted.turn():
             self.bucket.flat.copy_(self.posted.flat)
             torch.neg(self.posted.flat, out=self._change)
+
+    def follow(self) -> None:
+        """Take the point that all set out from into the exchange; this rank's progress stays for a later one."""
+        anchor = self.part.state.flat[ANCHOR]
+        self.bucket.flat.copy_(anchor)
+        torch.neg(anchor, out=self._change)
 
     def write(self) -> None:
         """Add what the exchange has changed to what is posted, whatever was posted meanwhile."""

@@ -185,6 +185,11 @@ class Exchange:
         return False
 
     @property
+    def averages_freely(self) -> bool:
+        """Whether all ranks' weights are averaged at a free pace."""
+        return self.exchanges_weights and self.timing.pace == "free" and not self.meets_in_pairs
+
+    @property
     def weights_may_diverge(self) -> bool:
         """Whether the weights of ranks may differ, and gradients stay with their rank in backward."""
         return self.exchanges_weights or self.staleness_bound is not None

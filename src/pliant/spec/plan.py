@@ -108,6 +108,12 @@ class SyncPlan:
                 "one rule lets ranks be at steps of their own, with a ParameterServer, and another does not, or with "
                 "another staleness; give all rules such owners with the same staleness, or none."
             )
+        free = [rule.exchange.timing for rule in self.rules if rule.exchange.averages_freely]
+        if len({(timing.quorum, timing.grace_s) for timing in free}) > 1:
+            raise ValueError(
+                "two rules have different quorums or graces at a free pace, but one round averages all their weights; "
+                "give all rules at a free pace the same quorum and grace_s."
+            )
         servers = [rule.exchange for rule in self.rules if rule.exchange.staleness_bound is not None]
         if len({node.payload_codec for node in servers}) > 1:
             raise ValueError(

@@ -28,3 +28,18 @@ class Timing:
     """Weights are exchanged every max(period, (stretch / lr)^2) steps."""
     weighted: bool = False
     """Whether a rank counts by the work that it has done since the last exchange."""
+    quorum: int | None = None
+    """Ranks whose period must be over before weights are exchanged; below 0 all but so many; None for all ranks, as
+    soon as one's is over."""
+    grace_s: float = 0.0
+    """Seconds for which others are waited for from then on."""
+
+    def quorum_among(self, num_ranks: int) -> int:
+        """Return the quorum of so many ranks.
+
+        >>> [Timing(pace="free", quorum=-1).quorum_among(ranks) for ranks in (1, 2, 4)]
+        [1, 1, 3]
+        """
+        if self.quorum is None:
+            return num_ranks
+        return self.quorum if self.quorum > 0 else max(1, num_ranks + self.quorum)

@@ -111,7 +111,13 @@ class LocalSteps(Exchange):
     """How many steps later the result is used."""
     pace: Annotated[Pace, Tried(("lockstep", "free"))] = "lockstep"
     weighted: bool = False
-    """Whether a rank counts by the work that it has done since the last exchange."""
+    """Whether a rank counts by the work that it has done since the last exchange; with a quorum, by the work times the
+    work of a step."""
+    quorum: int | None = None
+    """At a free pace, ranks whose period must be over before an average, in which all others have weight 0; below 0 all
+    but so many. None: one calls, and all take part with what they have."""
+    grace_s: Quantity = 0.0
+    """With a quorum, seconds for which others are waited for from then on, while all go on with their steps."""
     inner_optimizer: Literal["any", "Muon"] = "any"
     """Optimizer that the outer settings are for, which must be among those of the run."""
     states: tuple[OptimizerState, ...] = ()
@@ -121,6 +127,7 @@ class LocalSteps(Exchange):
         super().__post_init__()
         require_timing(self.pace, self.delay_steps, self.period, "LocalSteps")
         _require_states(self)
+        _require_quorum(self)
         require(
             self.pace == "lockstep" or not (self.outer.lr_points or self.outer.momentum_points),
             "LocalSteps",
@@ -171,6 +178,8 @@ class LocalSteps(Exchange):
             fragments=self.fragments,
             stretch=self.stretch,
             weighted=self.weighted,
+            quorum=self.quorum,
+            grace_s=self.grace_s,
         )
 
     @property
@@ -196,6 +205,27 @@ def _require_free(pace: Pace, staleness: int, node: str) -> None:
         node,
         f"staleness must be 0 in lockstep, where delay_steps says how late a result is, got {staleness}; use "
         "pace='free'.",
+    )
+
+
+def _require_quorum(node: LocalSteps) -> None:
+    require(
+        node.quorum != 0,
+        "LocalSteps",
+        "quorum must be a number of ranks, or below 0 for all but so many, got 0, with which averages would be of "
+        "nobody's change; use -1 for all ranks but one, or leave it out.",
+    )
+    require(
+        node.pace == "free" or node.quorum is None,
+        "LocalSteps",
+        f"quorum must be left out in lockstep, where the periods of all ranks are over at once, got {node.quorum}; use "
+        "pace='free'.",
+    )
+    require(
+        node.quorum is not None or not node.grace_s,
+        "LocalSteps",
+        f"grace_s must be 0 without a quorum, after which it begins, got {node.grace_s:g}; set quorum=-1 for all ranks "
+        "but one.",
     )
 
 
