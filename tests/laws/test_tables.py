@@ -103,7 +103,7 @@ FIRST = {
     and kind is not BetweenRacks  # ranks must name their racks: tests/engine/test_rack_levels.py
 }
 """Type of node -> a row that has one."""
-AT_A_FREE_PACE = {"Gossip": "gossip-free", "CodedGossip": "choco-free"}
+AT_A_FREE_PACE = {"Gossip": "gossip-free", "CodedGossip": "choco-free", "LocalSteps": "decoupled_diloco"}
 """Type of node -> a row that reads what it has for that."""
 
 

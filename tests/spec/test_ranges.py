@@ -51,6 +51,7 @@ NEEDED = {
 """Fields that a record must have, or with which the bounds of another one stand."""
 BESIDE = {
     "staleness": {"Gossip": {"pace": "free"}, "CodedGossip": {"pace": "free", "gamma": 0.5}},
+    "grace_s": {"LocalSteps": {"pace": "free", "quorum": -1}},
     "every": {"Outer": {"momentum": 0.5}},
     "decay": {"ScatterGather": {"feedback": "worker"}},
 }

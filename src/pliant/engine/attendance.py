@@ -1,4 +1,4 @@
-"""Who counts in an average at a free pace: what ranks tell each other before it, and the rule of a quorum."""
+"""Attendance of ranks in averages at a free pace: what they tell each other before, and the rule of a quorum."""
 
 import math
 import time
@@ -18,7 +18,7 @@ __all__ = ["Attendance", "Readiness", "gather_attendance", "require_quorums", "s
 
 @dataclass(frozen=True, kw_only=True)
 class Attendance:
-    """What a rank tells all others before an average, so that all decide alike (Note [one table])."""
+    """Answer of a rank to all before an average, so that all decide alike (Note [one table])."""
 
     weight: float
     """Weight of its change among those that count."""
@@ -50,7 +50,7 @@ def gather_attendance(mine: Attendance, comm: Comm) -> list[Attendance]:
 
 
 class Readiness:
-    """Says since when a rank's period is over, and whether it calls for an average. The user's lock guards changes."""
+    """Keeps since when a rank's period is over, and whether it calls for an average. The user's lock guards changes."""
 
     def __init__(self) -> None:
         self._since: float | None = None
