@@ -1,4 +1,4 @@
-"""Attendance of ranks in averages at a free pace: what they tell each other before, and the rule of a quorum."""
+"""Attendance in an average at a free pace: what ranks tell each other before it, and the rule of a quorum."""
 
 import math
 import time
