@@ -218,9 +218,8 @@ def _scripts(page):
     return re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["docs/install.md", "docs/start.md", "docs/over-the-internet.md"])
-def test_scripts_of_pages_run_as_they_are(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # they may write files
+@pytest.mark.parametrize("page", ["docs/install.md", "docs/start.md"])
+def test_scripts_of_the_first_pages_run_as_they_are(page):
     scripts = _scripts(page)
     assert scripts
     for script in scripts:

@@ -247,7 +247,8 @@ def test_the_face_is_complete_sorted_and_described():
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda p: str(p.relative_to(DOCS)))
-def test_examples_in_the_docs_run(path):
+def test_examples_in_the_docs_run(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some write files
     for example in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
         exec(compile(example, str(path), "exec"), {"__name__": "__example__"})
 
