@@ -31,7 +31,7 @@ from schedules.cases import hosts
 from schedules.test_dense import mesh
 from tables import CODECS
 
-__all__ = ["COLLECTIVES", "NUMEL"]
+__all__ = ["COLLECTIVES", "NUMEL", "owned_parts"]
 
 NUMEL = 5000
 DENSE = [codec for codec in CODECS if not isinstance(codec, (c.TopK, c.BlockTopK, c.RandomK, c.Dct))]
@@ -99,6 +99,13 @@ def exact_halves(comm, device):
         gather_parts(parts, comm)
 
     return step
+
+
+def owned_parts(size, numel):
+    """Return uneven parts, of which the last rank owns nothing, and rank 0 two ranges."""
+    ends = [0, *sorted((k * k * numel // size**2) for k in range(1, size)), numel]
+    owners = [*range(size - 1), 0]
+    return [(owner, (a, b)) for owner, a, b in zip(owners, ends, ends[1:], strict=False)]
 
 
 def owners(codec, ways_over=lambda comm: None):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import pliant
+from exchanges import owned_parts
 from pliant.collectives import ReduceToOwners, SpreadFromOwners
 from pliant.comm import hierarchical_comm
 from pliant.comm.wrapped import WrappedComm
@@ -31,18 +32,11 @@ class Counted(WrappedComm):
         return super().exchange(sends, receives, **settings)
 
 
-def parts_for(size, numel):
-    """Return uneven parts, of which the last rank owns nothing and the first two ranges."""
-    ends = [0, *sorted((k * k * numel // size**2) for k in range(1, size)), numel]
-    owners = [*range(size - 1), 0]
-    return [(owner, (a, b)) for owner, a, b in zip(owners, ends, ends[1:], strict=False)]
-
-
 @pytest.mark.parametrize("shape", HOSTS)
 def test_sums_are_those_of_a_flat_exchange_and_cross_a_host_link_once(shape):
     hosts, numel = HOSTS[shape], 700
     size = sum(map(len, hosts))
-    parts = parts_for(size, numel)
+    parts = owned_parts(size, numel)
     held = [sum(b - a for owner, (a, b) in parts if owner == rank) for rank in range(size)]
 
     def body(place):

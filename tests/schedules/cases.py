@@ -121,3 +121,19 @@ def trained(context, start, algorithm, **where):
             optimizer.step()
             optimizer.zero_grad()
     return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+class SolvedAtOnce:
+    """Search that ends when it begins."""
+
+    def __init__(self, task):
+        self.task = task
+
+    def has_ended(self):
+        return True
+
+    def result(self):
+        return self.task.solve()
+
+    def close(self):
+        pass

@@ -21,7 +21,7 @@ from pliant.schedules.scheduled_comm import ScheduledComm
 from pliant.schedules.trees import pack_trees
 from pliant.simulator import simulate
 from pliant.spec import CodecSpec, Move, Schedule, Topology, from_json, to_json
-from schedules.cases import hosts, trained
+from schedules.cases import SolvedAtOnce, hosts, trained
 from schedules.test_dense import mesh
 from simulator.test_bytes import model, sent_by_engine, workload_of
 
@@ -181,22 +181,6 @@ def test_a_value_that_is_not_finite_poisons_all_ranks_alike_and_no_residual():
         assert results[2].isfinite().all(), "nothing of it is fed back"
         assert residual.isfinite().all()
         assert all(torch.equal(a.isfinite(), b.isfinite()) for a, b in zip(results, told[0][0], strict=True))
-
-
-class SolvedAtOnce:
-    """Search that ends when it begins."""
-
-    def __init__(self, task):
-        self.task = task
-
-    def has_ended(self):
-        return True
-
-    def result(self):
-        return self.task.solve()
-
-    def close(self):
-        pass
 
 
 def test_a_change_between_owners_and_a_schedule_keeps_what_is_owed(monkeypatch):

@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 import pliant
+from exchanges import owned_parts
 from pliant.algorithms.executors.owner_ways import owner_ways
 from pliant.algorithms.plans import plan_of
 from pliant.codecs import Qsgd, codec_from
@@ -26,7 +27,7 @@ from pliant.schedules.trees import pack_trees
 from pliant.simulator import simulate
 from pliant.spec import CodecSpec, Schedule, TensorSpec, Workload, from_json, save, to_json
 from pliant.spec.worlds import world
-from schedules.cases import hosts, trained
+from schedules.cases import SolvedAtOnce, hosts, trained
 from schedules.test_dense import mesh
 
 MIB = 1 << 20
@@ -44,19 +45,12 @@ def start():
     return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3)).double()
 
 
-def uneven_parts(size, numel):
-    """Return parts of which the last rank owns nothing, and rank 0 two ranges."""
-    ends = [0, *sorted((k * k * numel // size**2) for k in range(1, size)), numel]
-    owners = [*range(size - 1), 0]
-    return [(owner, (a, b)) for owner, a, b in zip(owners, ends, ends[1:], strict=False)]
-
-
 @pytest.mark.parametrize("shape", HOSTS)
 def test_sums_and_what_comes_back_are_those_of_the_direct_way(shape):
     """Of whole numbers, so that no order of additions counts; by every schedule, on ranks and on hosts of ranks."""
     groups, numel = HOSTS[shape], 701
     size = sum(map(len, groups))
-    parts = uneven_parts(size, numel)
+    parts = owned_parts(size, numel)
     held = [sum(b - a for owner, (a, b) in parts if owner == rank) for rank in range(size)]
     schedules = {places: of_owners(places).values() for places in (size, len(groups))}
 
@@ -123,7 +117,7 @@ def test_training_between_hosts_by_a_schedule_is_training():
 def test_a_codec_without_loss_gives_exact_sums():
     """Whole numbers and sums that float16 holds, in whatever order they are added up and coded."""
     numel, size = 501, 5
-    parts, schedules = uneven_parts(size, numel), of_owners(size).values()
+    parts, schedules = owned_parts(size, numel), of_owners(size).values()
 
     def body(place):
         whole = torch.randint(-9, 10, (numel,), generator=torch.Generator().manual_seed(place.rank)).float()
@@ -274,22 +268,6 @@ def test_a_genome_of_owners_may_go_by_schedules():
     assert "sums by schedule" in genes.summary
 
 
-class SolvedAtOnce:
-    """Search that ends when it begins."""
-
-    def __init__(self, task):
-        self.task = task
-
-    def has_ended(self):
-        return True
-
-    def result(self):
-        return self.task.solve()
-
-    def close(self):
-        pass
-
-
 @pytest.mark.parametrize("codec", [None, CodecSpec(name="fp16")])
 def test_what_is_found_beside_training_is_tried_and_stays_only_if_faster(codec, monkeypatch):
     """Whatever is on trial, sums are right, and all ranks change together; each half is a kind of its own."""
@@ -298,7 +276,7 @@ def test_what_is_found_beside_training_is_tried_and_stays_only_if_faster(codec, 
     made = choice_module.ScheduleChoice
     monkeypatch.setattr(choice_module, "ScheduleChoice", lambda *a, **settings: made(*a, **settings, solver=soon))
     numel, size = 300_000, 3
-    parts = uneven_parts(size, numel)
+    parts = owned_parts(size, numel)
     held = [sum(b - a for owner, (a, b) in parts if owner == rank) for rank in range(size)]
 
     def body(place):

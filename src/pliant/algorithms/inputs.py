@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
 
-from pliant.spec import CodecSpec, Exchange, OwnerScheduling, Schedule, Scheduling, Topology, from_json
+from pliant.spec import AllReduce, CodecSpec, Exchange, OwnerScheduling, Schedule, Scheduling, Topology, from_json
 from pliant.spec.reading import read_text
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "as_codec_spec",
     "as_owner_schedule",
     "as_schedule",
+    "averaging_of",
     "node_of",
 ]
 
@@ -69,6 +70,11 @@ def node_of(algorithm: AlgorithmLike) -> Exchange:
             "whose `node` names it."
         )
     return node
+
+
+def averaging_of(algorithm: AlgorithmLike | None) -> Exchange:
+    """Return the node that averages what local steps have changed: an exact mean if None. Raises as `node_of`."""
+    return AllReduce() if algorithm is None else node_of(algorithm)
 
 
 def as_codec_spec(codec: CodecLike | None) -> CodecSpec | None:

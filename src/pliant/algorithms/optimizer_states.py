@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pliant.algorithms.inputs import AlgorithmLike, HasGroups, node_of
-from pliant.spec import AllReduce, Exchange, LocalSteps, OptimizerState
+from pliant.algorithms.inputs import AlgorithmLike, HasGroups, averaging_of
+from pliant.spec import LocalSteps, OptimizerState
 
 __all__ = ["des_loc", "moments_of", "mt_dao", "require_slow_momentum"]
 
@@ -41,7 +41,7 @@ def des_loc(
     """
     named = [(name, first) for name in first_states] + [(name, second) for name in second_states]
     states = tuple(OptimizerState(name=name, period=period * times) for name, times in named)
-    return LocalSteps(period=period, averaging=_averaging_node(averaging), states=states)
+    return LocalSteps(period=period, averaging=averaging_of(averaging), states=states)
 
 
 def mt_dao(period: int = 32, *, averaging: AlgorithmLike | None = None) -> LocalSteps:
@@ -88,7 +88,3 @@ def require_slow_momentum(optimizer: HasGroups) -> Mapping[str, Any]:
             f"{type(optimizer).__name__}; construct SlowAdamW(params, lr=...), or use des_loc."
         )
     return {}
-
-
-def _averaging_node(given: AlgorithmLike | None) -> Exchange:
-    return AllReduce() if given is None else node_of(given)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pliant.algorithms.gradients import int4
-from pliant.algorithms.inputs import AlgorithmLike, node_of
+from pliant.algorithms.inputs import AlgorithmLike, averaging_of, node_of
 from pliant.spec import After, AllReduce, LocalSteps, NeighborMean, Outer
 from pliant.spec.outer import outer_lr_for, outer_momentum_for
 
@@ -37,7 +37,7 @@ def diloco(
 
     """
     outer = _outer(period, outer_lr, outer_momentum, total_steps, num_ranks)
-    return LocalSteps(period=period, averaging=node_of(averaging or AllReduce()), outer=outer)
+    return LocalSteps(period=period, averaging=averaging_of(averaging), outer=outer)
 
 
 def streaming_diloco(
@@ -82,7 +82,7 @@ def muloco(
     """
     return LocalSteps(
         period=period,
-        averaging=node_of(averaging or AllReduce()),
+        averaging=averaging_of(averaging),
         outer=Outer(lr=outer_lr, momentum=outer_momentum),
         fragments=fragments,
         delay_steps=delay_steps,
@@ -131,7 +131,7 @@ def pier(
         )
     last = outer.momentum / 2 if last_momentum is None else last_momentum
     outer = replace(outer, momentum_points=((warmup_steps / max(total_steps, 1), outer.momentum), (1.0, last)))
-    then = LocalSteps(period=period, averaging=node_of(averaging or AllReduce()), outer=outer)
+    then = LocalSteps(period=period, averaging=averaging_of(averaging), outer=outer)
     return After(steps=warmup_steps, first=AllReduce(), then=then, gathers_momentum=True)
 
 
@@ -187,9 +187,7 @@ def delayed_nesterov(
 
     """
     outer = replace(_outer(period * every, outer_lr, outer_momentum, total_steps, num_ranks), every=every)
-    return LocalSteps(
-        period=period, averaging=node_of(averaging or AllReduce()), outer=outer, pace="free", weighted=True
-    )
+    return LocalSteps(period=period, averaging=averaging_of(averaging), outer=outer, pace="free", weighted=True)
 
 
 def decoupled_diloco(
@@ -225,7 +223,7 @@ def decoupled_diloco(
     """
     return LocalSteps(
         period=period,
-        averaging=node_of(averaging or AllReduce()),
+        averaging=averaging_of(averaging),
         outer=_outer(period, outer_lr, outer_momentum, total_steps, num_ranks),
         pace="free",
         weighted=True,

@@ -1,13 +1,12 @@
 """Functions for algorithms that exchange weights between steps: each returns a node of a plan. No torch here."""
 
 from pliant.algorithms.gradients import chunktopk
-from pliant.algorithms.inputs import AlgorithmLike, CodecLike, as_codec_spec, node_of
+from pliant.algorithms.inputs import AlgorithmLike, CodecLike, as_codec_spec, averaging_of, node_of
 from pliant.spec import (
     After,
     AllReduce,
     CodecSpec,
     CodedGossip,
-    Exchange,
     Gossip,
     Graph,
     LocalSteps,
@@ -113,7 +112,7 @@ def local_sgd(
     'LocalSteps(period=16)'
 
     """
-    return LocalSteps(period=period, averaging=_averaging_node(averaging), stretch=stretch, delay_steps=delay_steps)
+    return LocalSteps(period=period, averaging=averaging_of(averaging), stretch=stretch, delay_steps=delay_steps)
 
 
 def async_average(period: int = 1, *, averaging: AlgorithmLike | None = None) -> LocalSteps:
@@ -125,7 +124,7 @@ def async_average(period: int = 1, *, averaging: AlgorithmLike | None = None) ->
     >>> str(async_average())
     "LocalSteps(period=1, pace='free', weighted=True)"
     """
-    return LocalSteps(period=period, averaging=_averaging_node(averaging), pace="free", weighted=True)
+    return LocalSteps(period=period, averaging=averaging_of(averaging), pace="free", weighted=True)
 
 
 def post_local_sgd(warmup_steps: int, period: int = 8) -> After:
@@ -164,7 +163,3 @@ def pulse_loco(
     """
     averaging = VisibleChanges(assumed_density=assumed_density)
     return LocalSteps(period=period, averaging=averaging, outer=Outer(lr=outer_lr, momentum=outer_momentum))
-
-
-def _averaging_node(given: AlgorithmLike | None) -> Exchange:
-    return AllReduce() if given is None else node_of(given)

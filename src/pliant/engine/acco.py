@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from pliant.algorithms.executors.owner_ways import owner_ways
@@ -57,6 +56,9 @@ class _Group:
         device = next(iter(self.parameters.values())).device
         self.pending = torch.zeros(sum(span.numel for span in self._spans), device=device)
         """Gradients of this rank, (numel,): of the first step, or of both."""
+        numels = [span.numel for span in self._spans]
+        self.pending_of = dict(zip(names, self.pending.split(numels), strict=True))
+        """Parameter -> its part of them, a view."""
         codec, comm = node.core.payload_codec, comms.of(node)
         self._reduce = ReduceToOwners(
             store.parts_in(self._spans),
@@ -73,17 +75,13 @@ class _Group:
     @torch.no_grad()
     def gather(self) -> str:
         """Add the optimizer's gradients to what is pending, and drop them; return which is not finite, or ""."""
-        for span, parameter in zip(self._spans, self.parameters.values(), strict=True):
+        for name, parameter in self.parameters.items():
             if (gradient := parameter.grad) is not None:
-                flat = in_memory_order(gradient, parameter) if span.name in self._cut else as_real(gradient).flatten()
-                self.pending[span.offset : span.offset + span.numel].add_(flat)
+                flat = in_memory_order(gradient, parameter) if name in self._cut else as_real(gradient).flatten()
+                self.pending_of[name].add_(flat)
                 parameter.grad = None
         bad = first_bad(self.pending)
         return "" if bad < 0 else next(span.name for span in reversed(self._spans) if span.offset <= bad)
-
-    def split_pending(self) -> dict[str, Tensor]:
-        """Return the gathered gradients by parameter, (numel of it,): views."""
-        return {span.name: self.pending[span.offset : span.offset + span.numel] for span in self._spans}
 
     def exchange(self, step: int, *, trial: bool) -> None:
         """Send gradients to owners, step, and send weights to all, for good or on trial. Collective."""
@@ -165,7 +163,6 @@ class AccoStep(Part):
 
     def after_step(self, step: int) -> None:
         """Take the weights that have come, and send what was gathered: for good after the second of two steps."""
-        self._wait()
         self._take()
         self._start(step, trial=not self._half)
         self._half = not self._half
@@ -176,14 +173,12 @@ class AccoStep(Part):
 
     def hand_back(self, step: int) -> None:
         """Step for good with what was gathered, and give all ranks the weights. Collective."""
-        self._wait()
         self._take()
         if self._half:
             for group in self._all:
                 group.pending.mul_(2)  # it is all that there is of the pair
             self._start(step, trial=False)
             self._half = False
-            self._wait()
             self._take()
         self._comm_thread.drain()
 
@@ -218,7 +213,7 @@ class AccoStep(Part):
         if self._coming is not None:
             for spread in self._spreads:
                 spread.read(coming)
-        pending = {name: x for group in self._all for name, x in group.split_pending().items()}
+        pending = {name: x for group in self._all for name, x in group.pending_of.items()}
         flags = torch.tensor([self._half, self._coming is not None], dtype=torch.int64)
         return {"pending": pending, "coming": coming, "counters": flags}
 
@@ -226,7 +221,7 @@ class AccoStep(Part):
     def state(self, saved: Any) -> None:
         half, in_flight = saved["counters"].tolist()
         for group in self._all:
-            for name, x in group.split_pending().items():
+            for name, x in group.pending_of.items():
                 x.copy_(saved["pending"][name])
             group.shard.begin({} if half else saved["coming"])  # what comes after the first step is an estimate
         for spread in self._spreads:
@@ -266,7 +261,8 @@ class AccoStep(Part):
                 self._coming.wait()
 
     def _take(self) -> None:
-        """Write the weights that have come to the model."""
+        """Wait for the exchange in flight, and write its weights to the model."""
+        self._wait()
         if self._coming is not None:
             self._coming = None
             for spread in self._spreads:
