@@ -57,9 +57,9 @@ def left_out(
     """
     most = replace(quality, budget=FRONTIER_LIMITS[-1], unmeasured=True)
     fitted = fitted_ratios(quality.optimizer, quality.scale)
-    genes = dict.fromkeys((*fitted, *(all_of(name)[-1] for name in NAMED_FAMILIES)))
-    beyond = [gene for gene in genes if gene.between_steps and not most.admits(gene)]
-    space = Space(workload, topology, replace(most, ratios=dict.fromkeys(beyond, 1.0)))
+    asked = dict.fromkeys((*fitted, *(all_of(name)[-1] for name in NAMED_FAMILIES)))
+    beyond = [gene for gene in asked if gene.between_steps and not most.admits(gene)]
+    space = Space(workload, topology, replace(most, ratios=dict.fromkeys(beyond, 1.0)))  # if no more steps were needed
     plans = [genes for genes in map(Genome, beyond) if genes in space]
     least_s = min(point.step_s * point.steps_ratio for point in points if not point.risk.loses)
     times_s = step_s(plans) if plans else []
