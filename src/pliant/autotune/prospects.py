@@ -11,8 +11,7 @@ from pliant.planner import (
     Space,
     Trial,
     frontier,
-    frontier_text,
-    left_out,
+    limits_text,
     measured_genomes,
     remembering,
     search_predicted,
@@ -81,8 +80,7 @@ def look_ahead(
     points = frontier(
         workload, topology, optimizer, step_s, quality=quality, candidates=_CANDIDATES, seed=seed, least_s=least_s
     )
-    left = left_out(workload, topology, quality, points, step_s)
-    text = "\n".join([frontier_text(points, optimizer), *([] if left is None else [left.sentence])])
+    text = limits_text(workload, topology, quality, points, step_s)
     space = Space(workload, topology, quality)
     seeds = {**measured_genomes(optimizer, quality.scale), **space.baselines, "exact": exact}
     found = search_predicted(

@@ -26,8 +26,7 @@ from pliant.planner import (
     divided,
     error_budget_seeds,
     frontier,
-    frontier_text,
-    left_out,
+    limits_text,
     measured_genomes,
     named_genomes,
     search_predicted,
@@ -50,6 +49,9 @@ _QualityOption = Annotated[
 _ErrorBudgetOption = Annotated[
     float | None,
     typer.Option(help="Relative squared error of the gradient that a plan may have, as the workload measured it."),
+]
+_OptimizerOption = Annotated[
+    str, typer.Option(help="The training's, by its class: SGD, AdamW, Muon for Muon and AdamW; that of --model.")
 ]
 _UnmeasuredOption = Annotated[
     bool, typer.Option(help="With other optimizers than SGD, count on what was measured with SGD.")
@@ -85,9 +87,7 @@ def plan(
     error_budget: _ErrorBudgetOption = None,
     candidates: Annotated[int, typer.Option(help="Plans to simulate, the fourteen builders besides.")] = 300,
     seed: Annotated[int, typer.Option(help="Of the plans that are drawn.")] = 0,
-    optimizer: Annotated[
-        str, typer.Option(help="The training's, by its class: SGD, AdamW, Muon for Muon and AdamW; that of --model.")
-    ] = "",
+    optimizer: _OptimizerOption = "",
     unmeasured: _UnmeasuredOption = False,
     tuned_for: _TunedForOption = 0,
     sharded: _ShardedOption = 0,
@@ -124,15 +124,12 @@ def plan(
         seeds |= error_budget_seeds(training, space.quality, step_s, budget=error_budget)
     least_s = LeastTimes(training, network, known or overheads_of(network))
     found = search_predicted(space, to_accuracy_s, seeds, candidates, seed, least_s=least_s)
-    drawn = candidates // 5
     points = frontier(
-        training, network, optimizer, steps_s, candidates=drawn, seed=seed, least_s=least_s, combined=True
+        training, network, optimizer, steps_s, candidates=candidates // 5, seed=seed, least_s=least_s, combined=True
     )
-    left = left_out(training, network, allowed, points, steps_s)
-    limits = "\n".join([frontier_text(points, optimizer), *([] if left is None else [left.sentence])])
     best = found[0][0].plan("planned")
     predicted = simulate(best, training, network, overheads=known)
-    _show(limits, found, space, seeds)
+    _show(limits_text(training, network, allowed, points, steps_s), found, space, seeds)
     advice = advise(training, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
     _tell(best, predicted, CodecErrors(training).of(best), advice)
     _tell_limits(allowed, whose, earlier)

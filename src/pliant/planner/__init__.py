@@ -22,7 +22,7 @@ from pliant.planner.frontier import (
 from pliant.planner.genome import Gene, Genome, all_of
 from pliant.planner.knapsack import solve_knapsack
 from pliant.planner.least_times import LeastTimes
-from pliant.planner.left_out import LeftOut, left_out
+from pliant.planner.left_out import LeftOut, left_out, limits_text
 from pliant.planner.quality import Quality
 from pliant.planner.risk import Risk, risk_of
 from pliant.planner.search import SearchLimits, SearchResult, StepTimeModel, search, search_steps
@@ -67,6 +67,7 @@ __all__ = [
     "frontier",
     "frontier_text",
     "left_out",
+    "limits_text",
     "lossy_codecs",
     "measured_genomes",
     "named_genomes",

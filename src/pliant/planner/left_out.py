@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pliant.planner.families import NAMED_FAMILIES
-from pliant.planner.frontier import FRONTIER_LIMITS, FrontierPoint, StepTimes
+from pliant.planner.frontier import FRONTIER_LIMITS, FrontierPoint, StepTimes, frontier_text
 from pliant.planner.genome import Genome, all_of
 from pliant.planner.quality import Quality
 from pliant.planner.risk import Risk, risk_of
@@ -13,7 +13,7 @@ from pliant.planner.steps_ratios import fitted_ratios
 from pliant.spec import Topology, Workload
 from pliant.spec.units import format_time
 
-__all__ = ["LeftOut", "left_out"]
+__all__ = ["LeftOut", "left_out", "limits_text"]
 
 _PAYS = 1.05
 """Speed-up over the best line of the frontier from which such a plan is named."""
@@ -69,3 +69,11 @@ def left_out(
     taken_s, best = min(faster, key=lambda each: (each[1].base not in fitted, each[0]))
     risk = risk_of(best, quality.optimizer, quality.scale)
     return LeftOut(genes=best, step_s=taken_s, speedup=least_s / taken_s, risk=risk)
+
+
+def limits_text(
+    workload: Workload, topology: Topology, quality: Quality, points: Sequence[FrontierPoint], step_s: StepTimes
+) -> str:
+    """Return the lines of a frontier, and a sentence on what they leave out; arguments as of `left_out`."""
+    left, lines = left_out(workload, topology, quality, points, step_s), frontier_text(points, quality.optimizer)
+    return lines if left is None else f"{lines}\n{left.sentence}"
