@@ -226,3 +226,30 @@ def test_a_row_is_the_median_over_tasks_of_means_over_seeds(load):
     assert fit.rows([*lost, *lines[3:9]], 3, 3)[0]["highest"] is None
     assert "AdamW: 67% of 3 held-out pairs" in fit.report(lines, 3, 3)
     assert fit.held_out({"a": 1.0}) == {}
+
+
+def test_lines_that_name_a_size_make_a_row_of_each(load):
+    fit = load("fit")
+
+    def line(parameters, seed, ratio, task="32 windows"):
+        facts = {"setting": "local(every=8)", "family": "local", "settings": {"every": 8}, "optimizer": "AdamW"}
+        size = {"ranks": 4, "steps": 1000, "parameters": parameters, "limit": 1.25}
+        return {"kind": "curve", "task": task, "seed": seed, "ratio": ratio, "why": "", **facts, **size}
+
+    lines = [line(n, seed, r) for n, r in ((60_000, 1.2), (400_000, 1.1), (3_000_000, 1.15)) for seed in range(3)]
+    rows = fit.rows(lines, 3, 3)
+    keys = ("parameters", "ratio", "highest", "tasks", "limit", "steps")
+    assert [tuple(row[key] for key in keys) for row in rows] == [
+        (60_000, 1.2, 1.2, 1, 1.25, 1000),
+        (400_000, 1.1, 1.1, 1, 1.25, 1000),
+        (3_000_000, 1.15, 1.15, 1, 1.25, 1000),
+    ]
+    assert "1 of 2 ratios are no higher than on the next smaller model." in fit.report(lines, 3, 3)
+    [row] = fit.rows([line(60_000, 3, None), *lines[:3]], 3, 3)
+    assert row["ratio"] is row["highest"] is None
+    batches = [
+        line(60_000, seed, ratio, f"{windows} windows")
+        for windows, ratio in ((32, None), (128, None), (512, 1.2))
+        for seed in range(3)
+    ]
+    assert "AdamW: 67% of 3 held-out pairs" in fit.report(batches, 3, 3)

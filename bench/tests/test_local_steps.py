@@ -1,6 +1,7 @@
 """The job on local steps: its list, its journal, the tuning of rates and the numbers of its page."""
 
 import importlib
+import importlib.util
 import itertools
 import json
 import math
@@ -11,19 +12,22 @@ import pytest
 from test_language_lab import RANKS, RATE, STEPS, folder, recipe, task
 
 import pliant
+from pliant.planner import Gene
+from pliant.planner.steps_ratios import read_ratios
 from pliant_bench.lab.training import Outcome, train
 
 __all__ = ["folder"]
+MODULES = ("trials", "rates", "measure", "page", "ratios")
 
 
 @pytest.fixture
 def load(monkeypatch):
     """Return what imports a module of benchmarks/local_steps, which has names in common with other folders."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks" / "local_steps"))
-    for name in ("trials", "rates", "measure", "page"):
+    for name in MODULES:
         monkeypatch.delitem(sys.modules, name, raising=False)
     yield importlib.import_module
-    for name in ("trials", "rates", "measure", "page"):
+    for name in MODULES:
         sys.modules.pop(name, None)
 
 
@@ -146,3 +150,53 @@ def test_the_page_has_ratios_of_the_same_seeds(load, monkeypatch, folder, tmp_pa
     assert f"| local_sgd H1, 2 x DDP's rate | AdamW | 0.0625 | {math.exp(1.6):.3f} | {math.exp(0.6):.3f} |" in told
     assert f"| c: own v at DDP's best rate times the root of the ranks | {math.exp(0.6):.3f} |" in told
     assert "muloco" not in told
+
+
+def lagging(lags, best=2.0**-5):
+    """Return a training that takes no time, and comes to each loss so many times later than another."""
+
+    def fake(task, what, recipe):
+        lag = next((lag for name, lag in lags.items() if what.startswith(name)), 1.0)
+        worse = abs(math.log2(recipe.lr / best)) / 10
+        points = range(recipe.every, task.steps + 1, recipe.every)
+        curve = [{"step": step, "loss": 3 + worse - step / task.steps / lag} for step in points]
+        return Outcome(curve=curve, diverged=False, sent_bytes=8e6, exchanges=31, wall_s=0.0, weights=[])
+
+    return fake
+
+
+def fitted(lines):
+    """Return the rows of the planner's table that `benchmarks/quality/fit.py` makes of lines."""
+    path = Path(__file__).parents[2] / "benchmarks" / "quality" / "fit.py"
+    spec = importlib.util.spec_from_file_location("fit_of_ratios", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.rows(lines, module.TASKS, module.SEEDS)
+
+
+def test_trainings_become_rows_of_the_planners_table(load, monkeypatch, folder, tmp_path, capsys):
+    """Each at its own best rate, of three seeds, over all-reduce with the same optimizer; without it there is none."""
+    trials, job, out = load("trials"), load("measure"), tmp_path / "out"
+    late, acco = trials.Arm(name="late", algorithm="delayed"), next(arm for arm in trials.OTHERS if arm.loop_steps > 1)
+    arms = (*trials.BASELINES, trials.MAIN[0], trials.MAIN[1], trials.MAIN[2], trials.MAIN[4], late, acco)
+    cell = trials.Cell(size="0.06M")
+    listed = [*trials.in_cell(arms, cell), *trials.in_cell((trials.MAIN[3],), cell, (0, 1))]
+    monkeypatch.setattr(job, "read", lambda: listed)
+    monkeypatch.setattr(job, "train", lagging({"muloco": 1.1, "local_sgd": 1.3, "des_loc": 1.2}))
+    job.main(["--out", str(out), "--text", folder])
+    monkeypatch.setattr(load("ratios"), "read", lambda: listed)
+    capsys.readouterr()
+    load("ratios").main([str(out)])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {line["family"] for line in lines} == {"muloco", "local", "des_loc"}
+    found = {(row["family"], row["optimizer"]): row for row in fitted(lines)}
+    size = {"ranks": 4, "parameters": 60_000, "steps": 1000, "limit": 1.25, "tasks": 1}
+    assert found.keys() == {("muloco", "Muon"), ("local", "AdamW")}  # of des_loc there are two seeds
+    for key, ratio in ((("muloco", "Muon"), 1.1), (("local", "AdamW"), None)):
+        assert found[key].items() >= {**size, "ratio": ratio, "highest": ratio}.items()
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps({"rows": list(found.values())}))
+    [row] = read_ratios(path)["Muon"][Gene("muloco", found["muloco", "Muon"]["settings"])]
+    assert row.sentence == "1.10 times the steps, measured with 0.06 M parameters on 4 ranks in 1,000 steps"
+    [row] = read_ratios(path)["AdamW"][Gene("local", {"every": 32})]
+    assert row.sentence.startswith("the loss not reached in 1.25 times the steps, measured with")

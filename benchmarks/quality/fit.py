@@ -1,12 +1,15 @@
 """The planner's table of steps ratios, and how well ratios of one task are predicted from the others. No torch.
 
 ``python benchmarks/quality/fit.py benchmarks/results/steps_ratio_2core_2026-11-25.jsonl``
-``python benchmarks/quality/fit.py FILE --write``    writes src/pliant/planner/steps_ratios.json as well
+``python benchmarks/quality/fit.py FILE... --write``    writes src/pliant/planner/steps_ratios.json as well
 
 A row needs three tasks with three seeds each (`--tasks`, `--seeds`). The ratio of a task is the geometric mean over its
 seeds, in which a training that did not reach the target counts as the most that could have been seen, and that of a
 setting and an optimizer is the median over tasks. The held-out check predicts each task's ratio by the median over the
-other tasks and prints the share of pairs (task, setting) within 10 %, with each optimizer and of both.
+other tasks and prints the share of pairs (task, setting) within 10 %, with each optimizer and of all.
+
+Lines that name the size of the model, such as those of `benchmarks/local_steps/ratios.py`, make a row for each size,
+number of ranks and length. It needs one task with three seeds, and one seed that did not reach the target has no ratio.
 """
 
 import argparse
@@ -15,6 +18,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,11 +32,15 @@ Record = dict[str, Any]
 
 
 class Cell(NamedTuple):
-    """A setting with an optimizer on so many ranks."""
+    """A setting with an optimizer on so many ranks, for one model and length if lines name them."""
 
     setting: str
     optimizer: str
     ranks: int
+    parameters: int = 0
+    steps: int = 0
+    limit: float = MOST_RATIO
+    """Ratio at which a training ended."""
 
 
 def by_task(lines: Sequence[Record], seeds: int) -> dict[Cell, dict[str, float]]:
@@ -41,8 +49,10 @@ def by_task(lines: Sequence[Record], seeds: int) -> dict[Cell, dict[str, float]]
     for line in lines:
         if line["kind"] != "curve" or line["why"].startswith("refused"):
             continue
-        ratio = MOST_RATIO if line["ratio"] is None else min(line["ratio"], MOST_RATIO)
-        cell = Cell(line["setting"], line["optimizer"], line["ranks"])
+        size = (line["parameters"], line["steps"], line["limit"]) if "parameters" in line else ()
+        most = math.inf if size else MOST_RATIO
+        ratio = most if line["ratio"] is None else min(line["ratio"], most)
+        cell = Cell(line["setting"], line["optimizer"], line["ranks"], *size)
         logs[cell][line["task"]].append(math.log(ratio))
     return {
         cell: {task: math.exp(statistics.mean(found)) for task, found in tasks.items() if len(found) >= seeds}
@@ -63,6 +73,18 @@ def held_out(ratios: Mapping[str, float]) -> dict[str, tuple[float, float]]:
     }
 
 
+def of_sizes(cells: Mapping[Cell, Mapping[str, float]]) -> list[tuple[float, float]]:
+    """Return the medians of a setting on a model and on the next larger one, with as many ranks and steps.
+
+    The planner takes the second to be no higher, as it judges a model by the nearest smaller one.
+    """
+    medians = {cell: statistics.median(ratios.values()) for cell, ratios in cells.items() if ratios and cell.parameters}
+    alike: dict[Cell, list[Cell]] = defaultdict(list)
+    for cell in sorted(medians, key=lambda cell: cell.parameters):
+        alike[cell._replace(parameters=0)].append(cell)
+    return [(medians[one], medians[other]) for these in alike.values() for one, other in pairwise(these)]
+
+
 def rows(lines: Sequence[Record], tasks: int, seeds: int) -> list[Record]:
     """Return the rows of the table, of cells that were measured on enough tasks."""
     of = {line["setting"]: line for line in lines}
@@ -79,45 +101,51 @@ def rows(lines: Sequence[Record], tasks: int, seeds: int) -> list[Record]:
             "ratio": seen(max(statistics.median(ratios.values()), 1.0)),
             "highest": seen(max(*ratios.values(), 1.0)),
             "tasks": len(ratios),
+            **({name: getattr(cell, name) for name in ("parameters", "steps", "limit")} if cell.parameters else {}),
         }
         for cell, ratios in sorted(by_task(lines, seeds).items())
-        if len(ratios) >= tasks
+        if len(ratios) >= (1 if cell.parameters else tasks)
     ]
 
 
 def report(lines: Sequence[Record], tasks: int, seeds: int) -> str:
     """Return a table of all cells, and the share of held-out pairs that were predicted within 10 %."""
     cells = by_task(lines, seeds)
-    told = ["| setting | optimizer | ranks | median | by task |", "|---|---|---|---|---|"]
+    told = ["| setting | optimizer | ranks | M parameters | steps | median | by task |", "|---" * 7 + "|"]
     errors: dict[str, list[float]] = defaultdict(list)
     for cell, ratios in sorted(cells.items()):
         if not ratios:
             continue
         each = ", ".join(f"{task} {ratio:.2f}" for task, ratio in sorted(ratios.items()))
-        told.append(
-            f"| {cell.setting} | {cell.optimizer} | {cell.ranks} | {statistics.median(ratios.values()):.2f} | {each} |"
-        )
+        size = f"{cell.parameters / 1e6:.3g} | {cell.steps}" if cell.parameters else " | "
+        median = f"{statistics.median(ratios.values()):.2f}"
+        told.append(f"| {cell.setting} | {cell.optimizer} | {cell.ranks} | {size} | {median} | {each} |")
         if len(ratios) >= tasks:
-            errors[cell.optimizer] += [abs(guess / own - 1) for guess, own in held_out(ratios).values()]
+            pairs = held_out(ratios).values()
+            errors[cell.optimizer] += [0.0 if guess == own else abs(guess / own - 1) for guess, own in pairs]
     told.append("")
-    for name, found in [*errors.items(), ("both", [error for these in errors.values() for error in these])]:
+    for name, found in [*errors.items(), ("all", [error for these in errors.values() for error in these])]:
         share = sum(error <= NEAR for error in found) / max(len(found), 1)
         told.append(f"{name}: {share:.0%} of {len(found)} held-out pairs (task, setting) within {NEAR:.0%}.")
+    if sizes := of_sizes(cells):
+        held = sum(larger <= smaller for smaller, larger in sizes)
+        told.append(f"{held} of {len(sizes)} ratios are no higher than on the next smaller model.")
     return "\n".join(told)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("lines", type=Path, help="file that steps_ratio.py has written")
+    parser.add_argument("lines", type=Path, nargs="+", help="files that steps_ratio.py, or ratios.py, has written")
     parser.add_argument("--tasks", type=int, default=TASKS, help="tasks that a row needs")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds that a task needs")
     parser.add_argument("--write", action="store_true", help="write the planner's table")
     given = parser.parse_args(argv)
-    lines = [json.loads(line) for line in given.lines.read_text().splitlines()]
+    lines = [json.loads(line) for path in given.lines for line in path.read_text().splitlines()]
     print(report(lines, given.tasks, given.seeds))
     if given.write:
         made = rows(lines, given.tasks, given.seeds)
-        about = {"lines": given.lines.name, "tasks": given.tasks, "seeds": given.seeds}
+        names = ", ".join(path.name for path in given.lines)
+        about = {"lines": names, "tasks": given.tasks, "seeds": given.seeds}
         body = ",\n".join("    " + json.dumps(row) for row in made)
         STEPS_RATIOS_PATH.write_text(f'{{\n  "about": {json.dumps(about)},\n  "rows": [\n{body}\n  ]\n}}\n')
         print(f"{STEPS_RATIOS_PATH} is written, with {len(made)} rows.")

@@ -5,10 +5,13 @@ from dataclasses import replace
 import pytest
 
 import pliant
+from planner.made_up_ratios import ratio_row, table
 from pliant.autotune.prospects import look_ahead
-from pliant.planner import Gene, Genome, Quality, Trial
+from pliant.planner import Gene, Genome, Quality, Scale, Trial
 from pliant.simulator import Overheads, simulate_many, workload_named
 from pliant.spec import Host, Topology
+
+__all__ = ["table"]
 
 EXACT = Genome(Gene("exact", {"bits": 32}))
 WORK = workload_named("vgg16", 0.15)
@@ -50,3 +53,15 @@ def test_trials_must_save_what_they_cost(gain, num_steps, step_s, done, pays):
     auto = pliant.Auto(least_gain=1.05, num_steps=num_steps)
     assert auto.pays(gain, step_s, done) == pays
     assert replace(auto, least_gain=gain + 0.01).pays(gain, step_s, done) is False
+
+
+def test_local_steps_count_with_the_optimizer_that_they_were_measured_with(table):
+    gene = Gene("muloco", {"period": 60, "fragments": 4, "delay_steps": 2, "averaging": "int4"})
+    table(ratio_row(gene, "Muon", 1.02, 1.04, tasks=1, parameters=400_000, steps=1000, limit=1.25))
+    seen, slow = Trial(genes=EXACT, steps_s=(PREDICTED_S,)), dict[str, float]()
+    for optimizer in ("AdamW and Muon", "AdamW"):
+        quality = Quality(budget=1.1, optimizer=optimizer, scale=Scale.of(WORK, FOUR))
+        found = look_ahead(WORK, FOUR, Overheads(), quality, EXACT, seen, 0)
+        assert ("muloco(" in found.text) == (optimizer != "AdamW")
+        slow[optimizer] = found.gain
+    assert slow["AdamW and Muon"] > slow["AdamW"]

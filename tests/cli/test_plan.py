@@ -6,12 +6,15 @@ from dataclasses import replace
 import pytest
 
 import pliant
+from planner.made_up_ratios import ratio_row, table
 from pliant.cli.plan import plan as plan_command
 from pliant.planner import CodecErrors, Gene, Genome, Trial, lossy_codecs
 from pliant.planner.experience import Experience, TrainingSetup
 from pliant.planner.genome import is_exact
 from pliant.simulator import Overheads, workload_named
-from pliant.spec import Host, SyncPlan, Topology, load, save
+from pliant.spec import Host, LocalSteps, SyncPlan, Topology, load, save
+
+__all__ = ["table"]
 
 
 def call(rate: str, **options) -> None:
@@ -64,6 +67,20 @@ def test_with_an_optimizer_that_nothing_was_measured_with_plans_are_exact(tmp_pa
     assert f"overheads: {tmp_path / 'overheads.json'}" in said
     plan = load(SyncPlan, out)
     assert not all(is_exact(rule.exchange) for rule in plan.rules), plan
+
+
+def test_local_steps_are_planned_with_the_optimizer_that_they_were_measured_with(tmp_path, capsys, table):
+    gene, out = Gene("muloco", {"period": 60, "fragments": 4, "delay_steps": 2, "averaging": "int4"}), tmp_path / "p"
+    table(ratio_row(gene, "Muon", 1.02, 1.04, tasks=1, parameters=400_000, steps=1000, limit=1.25))
+    call("100mbit", quality=1.1, optimizer="Muon", out=out)
+    nodes = [rule.exchange for rule in load(SyncPlan, out).rules]
+    assert all(isinstance(node, LocalSteps) and node.inner_optimizer == "Muon" for node in nodes)
+    said = capsys.readouterr().out
+    assert "Only exact plans and plans that were measured with it are considered" in said
+    assert "1.02 times the steps, measured with 0.4 M parameters on 4 ranks in 1,000 steps, with Muon" in said
+    call("100mbit", quality=1.1, optimizer="AdamW", out=out)
+    assert all(is_exact(rule.exchange) for rule in load(SyncPlan, out).rules)
+    assert "Left out: " in capsys.readouterr().out
 
 
 def test_the_same_seed_finds_the_same_plan(tmp_path):

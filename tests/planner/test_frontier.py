@@ -1,10 +1,28 @@
-"""The frontier: three lines, whatever the optimizer, and no plan that is known to lose without the word."""
+"""The frontier: three lines, whatever the optimizer, and no plan that is known to lose without the word.
+
+Plans with local steps are named with the optimizer that they were measured with; else one sentence says what they would
+save, and what keeps them out.
+"""
 
 import pytest
 
-from pliant.planner import BASELINES, FRONTIER_LIMITS, Gene, Genome, Quality, frontier, frontier_text, risk_of
+from planner.made_up_ratios import ratio_row, table
+from pliant.planner import (
+    BASELINES,
+    FRONTIER_LIMITS,
+    Gene,
+    Genome,
+    Quality,
+    Scale,
+    frontier,
+    frontier_text,
+    left_out,
+    risk_of,
+)
 from pliant.simulator import simulate_many, workload_named
 from pliant.spec import Host, Topology
+
+__all__ = ["table"]
 
 WORKLOAD = workload_named("gpt2", 0.14)
 FOUR = Topology(hosts=tuple(Host(name=f"h{k}", send_bytes_per_s=12.5e6, receive_bytes_per_s=12.5e6) for k in range(4)))
@@ -68,3 +86,69 @@ def test_a_plan_that_is_known_to_lose_with_an_optimizer_has_the_word(gene, optim
     risk = risk_of(Genome(gene), optimizer)
     assert risk.loses is loses
     assert told in risk.sentence
+
+
+MULOCO = Gene("muloco", {"period": 60, "fragments": 4, "delay_steps": 2, "averaging": "int4"})
+BOTH = "AdamW and Muon"
+
+
+def look(optimizer, *rows):
+    """Return the frontier with an optimizer, its text, and what it leaves out."""
+    points = frontier(WORKLOAD, FOUR, optimizer, step_s, candidates=10)
+    quality = Quality(optimizer=optimizer, scale=Scale.of(WORKLOAD, FOUR))
+    return points, frontier_text(points, optimizer), left_out(WORKLOAD, FOUR, quality, points, step_s)
+
+
+def measured(ratio, highest, ranks=4):
+    return ratio_row(MULOCO, "Muon", ratio, highest, ranks=ranks, tasks=1, parameters=400_000, steps=1000, limit=1.25)
+
+
+def families(points):
+    return {gene.family for point in points for gene in point.genes.genes}
+
+
+@pytest.mark.parametrize("optimizer", ["Muon", BOTH])
+def test_local_steps_are_named_with_the_optimizer_that_they_were_measured_with(table, optimizer):
+    table(measured(1.02, 1.04))
+    points, text, left = look(optimizer)
+    for point in points[1:]:
+        assert point.genes.base.family == MULOCO.family
+        assert point.steps_ratio == 1.02
+    told = f"1.02 times the steps, measured with 0.4 M parameters on 4 ranks in 1,000 steps, with {optimizer}"
+    assert text.count(told) == 2
+    assert MULOCO.summary in text
+    assert left is None or left.genes.base.family != MULOCO.family
+    assert MULOCO.family not in families(look("AdamW")[0])
+
+
+def test_a_ratio_beyond_every_limit_leaves_them_out_with_what_they_would_save(table):
+    table(measured(1.6, 1.7))
+    points, _, left = look(BOTH)
+    assert MULOCO.family not in families(points)
+    assert left.genes == Genome(MULOCO)
+    assert left.step_s == pytest.approx(step_s([Genome(MULOCO)])[0])
+    best_s = min(point.step_s * point.steps_ratio for point in points if not point.risk.loses)
+    assert left.speedup == best_s / left.step_s > 1.05
+    assert left.sentence.startswith(f"Left out: {MULOCO.summary}; a step of ")
+    assert f"would be {left.speedup:.3g}x sooner than the best line if no more steps were needed" in left.sentence
+    assert "risk: 1.60 times the steps, measured with 0.4 M parameters on 4 ranks in 1,000 steps" in left.sentence
+    table(measured(None, None))
+    assert "risk: the loss not reached in 1.25 times the steps" in look(BOTH)[2].sentence
+
+
+def test_more_ranks_than_were_measured_leave_them_out(table):
+    table(measured(1.02, 1.04, ranks=3))
+    points, _, left = look(BOTH)
+    assert MULOCO.family not in families(points)
+    assert left.genes == Genome(MULOCO)
+    told = f"nothing was measured on 4 ranks or more with {WORKLOAD.numel / 1e6:.3g} M parameters or fewer."
+    assert left.sentence.endswith(told)
+
+
+def test_what_nobody_has_measured_is_left_out_as_such_and_nothing_that_others_need_is_named(table):
+    table(measured(1.02, 1.04))
+    left = look("AdamW")[2]
+    assert left.genes.base.fits_optimizer("AdamW")
+    assert "with AdamW" in left.sentence
+    exact = Quality(optimizer="AdamW", equal_weights=True)
+    assert left_out(WORKLOAD, FOUR, exact, look("AdamW")[0], step_s) is None

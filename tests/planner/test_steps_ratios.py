@@ -1,43 +1,54 @@
-"""Ratios that were fitted with an optimizer come before those of one model with SGD, and admit by their worst task."""
+"""Ratios that were fitted with an optimizer come before those of one model with SGD, and admit by their worst task.
 
-import json
+Of rows of several sizes the nearest below counts, on at least as many ranks; beyond all of them nothing is admitted.
+"""
+
 import math
 
 import pytest
 
-from pliant.planner import Gene, Genome, Quality, quality, risk, risk_of
+from planner.made_up_ratios import ratio_row, table
+from pliant.planner import Gene, Genome, Quality, Scale, all_of, risk_of
 from pliant.planner.quality import MEASURED_STEPS_RATIO
 from pliant.planner.steps_ratios import STEPS_RATIOS_PATH, fitted_ratios, read_ratios
 
-LOCAL, WIDER = Gene("local", {"every": 8}), Gene("local", {"every": 16})
+__all__ = ["table"]
+
+LOCAL, WIDER, NARROWER = (Gene("local", {"every": every}) for every in (8, 16, 4))
 DILOCO = Gene("diloco", {"bits": 4, "delay_steps": 0, "every": 32, "fragments": 1})
+MULOCO, SHORTER = (
+    Gene("muloco", {"period": period, "fragments": 1, "delay_steps": 0, "averaging": "allreduce"})
+    for period in (30, 15)
+)
+BOTH = "AdamW and Muon"
 
 
 @pytest.fixture
-def fitted(tmp_path, monkeypatch):
-    """Let the planner have a table of two rows with AdamW and one of more ranks."""
+def fitted(table):
+    """Return the planner's rows with AdamW, one of them of more ranks."""
+    rows = [(LOCAL, "AdamW", 9.0, 9.0), (LOCAL, "AdamW", 1.1, 1.3), (DILOCO, "AdamW", 1.6, None)]
+    table(ratio_row(*rows[0], ranks=8), *(ratio_row(*row) for row in rows[1:]))
+    return fitted_ratios("AdamW")
 
-    def row(gene, ratio, highest, ranks=4):
-        facts = {"family": gene.family, "settings": dict(gene.settings), "optimizer": "AdamW"}
-        return {**facts, "ratio": ratio, "highest": highest, "tasks": 5, "ranks": ranks}
 
-    path = tmp_path / "ratios.json"
-    rows = [row(LOCAL, 9.0, 9.0, ranks=8), row(LOCAL, 1.1, 1.3), row(DILOCO, 1.6, None)]
-    path.write_text(json.dumps({"rows": rows}))
-    found = read_ratios(path)
-    for module in (quality, risk):
-        monkeypatch.setattr(module, "fitted_ratios", lambda optimizer: found.get(optimizer, {}))
-    caches = (quality._parts_known_with, risk.is_losing)  # of what was found with the table that is shipped
-    for each in caches:
-        each.cache_clear()
-    yield found["AdamW"]
-    for each in caches:
-        each.cache_clear()
+@pytest.fixture
+def judge(table):
+    """Return what says which row counts for a size, among five rows of one setting with Muon."""
+    sizes = [(60_000, 4, 1000, 1.3), (400_000, 4, 1000, 1.05), (400_000, 4, 250, 1.1), (400_000, 8, 1000, 1.2)]
+    table(
+        *(
+            ratio_row(MULOCO, "Muon", ratio, ratio + 0.02, ranks=ranks, tasks=1, parameters=n, steps=steps, limit=1.25)
+            for n, ranks, steps, ratio in sizes
+        )
+    )
+    return lambda parameters, ranks: fitted_ratios(BOTH, Scale(parameters, ranks))[MULOCO]
 
 
 def test_the_table_that_is_shipped_can_be_read():
-    for rows in read_ratios(STEPS_RATIOS_PATH).values():
-        assert all(1 <= row.ratio <= row.highest and row.tasks >= 3 for row in rows.values())
+    for genes in read_ratios(STEPS_RATIOS_PATH).values():
+        for gene, rows in genes.items():
+            assert gene in all_of(gene.family)
+            assert all(1 <= row.ratio <= row.highest and row.tasks >= (1 if row.parameters else 3) for row in rows)
     assert fitted_ratios("an optimizer that nobody has measured") == {}
 
 
@@ -51,12 +62,19 @@ def test_a_row_counts_with_its_optimizer_alone(fitted):
 def test_a_row_admits_within_the_budget_of_its_worst_task(fitted):
     assert not Quality(budget=1.2, optimizer="AdamW").admits(LOCAL)
     assert Quality(budget=1.3, optimizer="AdamW").admits(LOCAL)
+    assert Quality(budget=1.3, optimizer="AdamW").admits(NARROWER)
     assert not Quality(budget=100, optimizer="AdamW").admits(DILOCO)
     assert not Quality(budget=100, optimizer="AdamW").admits(WIDER)
     assert not Quality(budget=100, optimizer="Muon").admits(LOCAL)
     assert not Quality(budget=1, optimizer="AdamW").admits(LOCAL)
     assert Quality(budget=1.2, optimizer="AdamW", ratios={LOCAL: 1.1}).admits(LOCAL)
     assert "plans that were measured with it" in Quality(budget=1.2, optimizer="AdamW").sentence
+
+
+def test_what_did_not_reach_the_loss_says_nothing_of_what_is_milder(fitted):
+    milder = Gene("diloco", {**DILOCO.settings, "every": 8})
+    assert Quality(optimizer="AdamW").ratio_of(milder) == Quality().ratio_of(milder) == 1.21
+    assert math.isinf(Quality(optimizer="AdamW").ratio_of(DILOCO))
 
 
 def test_the_risk_says_what_was_measured(fitted):
@@ -66,6 +84,48 @@ def test_the_risk_says_what_was_measured(fitted):
     assert told.sentence.startswith("1.10 times the steps at the median of 5 small tasks, 1.30 times")
     lost = risk_of(Genome(DILOCO), "AdamW")
     assert lost.loses
-    assert "the loss not reached in twice the steps at the worst" in lost.sentence
+    assert "the loss not reached in 2 times the steps at the worst" in lost.sentence
     assert math.isinf(fitted[DILOCO].highest)
     assert risk_of(Genome(LOCAL, layers=(("LSTM", WIDER),)), "AdamW").sentence.startswith("LOSES")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "ranks", "ratio"),
+    [
+        (60_000, 4, 1.3),
+        (399_999, 2, 1.3),
+        (400_000, 4, 1.1),  # the worse of two lengths
+        (124_000_000, 4, 1.1),
+        (124_000_000, 5, 1.2),
+        (124_000_000, 8, 1.2),
+    ],
+)
+def test_the_nearest_smaller_size_counts_on_at_least_as_many_ranks(judge, parameters, ranks, ratio):
+    assert (judge(parameters, ranks).ratio, judge(parameters, ranks).beyond) == (ratio, "")
+    quality = Quality(budget=1.4, optimizer=BOTH, scale=Scale(parameters, ranks))
+    assert quality.ratio_of(MULOCO) == quality.ratio_of(SHORTER) == ratio
+    assert quality.admits(MULOCO)
+    assert not Quality(budget=ratio + 0.01, optimizer=BOTH, scale=Scale(parameters, ranks)).admits(MULOCO)
+
+
+@pytest.mark.parametrize(("parameters", "ranks"), [(124_000_000, 9), (60_000, 8), (59_999, 4), (0, 0)])
+def test_beyond_what_was_measured_nothing_is_admitted(judge, parameters, ranks):
+    scale = Scale(parameters, ranks)
+    told = f"nothing was measured on {ranks} ranks or more with {parameters / 1e6:.3g} M parameters or fewer"
+    assert judge(parameters, ranks).beyond == told
+    for unmeasured in (False, True):
+        quality = Quality(budget=9, optimizer=BOTH, scale=scale, unmeasured=unmeasured)
+        assert not quality.admits(MULOCO)
+        assert not quality.admits(SHORTER)
+    risk = risk_of(Genome(MULOCO), BOTH, scale)
+    assert not risk.loses
+    assert risk.sentence.endswith(f"with {BOTH}; {told}")
+    assert "plans that were measured" not in Quality(budget=2, optimizer=BOTH, scale=scale).sentence
+    assert Quality(budget=2, optimizer=BOTH, scale=scale, ratios={MULOCO: 1.2}).admits(MULOCO)
+
+
+def test_muon_stands_for_muon_with_adamw_and_for_no_other(judge):
+    assert fitted_ratios("Muon", Scale(10**8, 4)) == fitted_ratios(BOTH, Scale(10**8, 4)) != {}
+    assert fitted_ratios("AdamW", Scale(10**8, 4)) == fitted_ratios("Muon and SGD", Scale(10**8, 4)) == {}
+    told = risk_of(Genome(MULOCO), "Muon", Scale(10**8, 4)).sentence
+    assert told == "1.10 times the steps, measured with 0.4 M parameters on 4 ranks in 250 steps, with Muon"

@@ -43,7 +43,11 @@ class Row:
     spare_small: bool = False
     """Whether small parameters are averaged exactly, for algorithms of your own; Pliant's nodes say it themselves."""
     grid: Mapping[str, tuple[float | str, ...]] | None = None
-    """Settings that the search may try, each from the mildest to the strongest; None where it does not search."""
+    """Settings that the search may try, each from the mildest to the strongest; None where it does not search.
+
+    Those of `averaging` are texts in the grammar."""
+    optimizers: tuple[str, ...] = ()
+    """Words of which one must be in the class names of the run's optimizers; empty where any optimizer will do."""
     steps_ratio: float | None = None
     """Steps to the same accuracy over those of bfloat16 DDP, as measured at the end of the grid; None if nobody has."""
 
@@ -91,11 +95,15 @@ def is_adaptive(optimizer: HasGroups) -> bool:
     return any("betas" in group for group in optimizer.param_groups)
 
 
+_PERIODS = (8, 16, 32, 64)
+_IN_FRAGMENTS = {"fragments": (1, 4), "delay_steps": (0, 2)}
+_AVERAGES = ("allreduce", "int4")
+
 ALGORITHMS: Mapping[str, Row] = MappingProxyType(
     {
         **_rows("gradients", "allreduce", "bf16", "fp16", "bytegrad", "qsgd", "terngrad", "natural", "int4", "onebit"),
         **_rows("gradients", "sigma2", "chunktopk"),
-        **_rows("gradients", "onebit_adam", from_optimizer=_onebit_adam),
+        **_rows("gradients", "onebit_adam", from_optimizer=_onebit_adam, optimizers=("OneBitAdam",)),
         **_rows("gradients", "powersgd", "topk", "blocktopk", "randomk"),
         **_rows("gradients", "decoupled_momentum", aliases=("demo",)),
         **_rows(
@@ -106,15 +114,42 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
         ),
         **_rows("owners", "sharded_optimizer", aliases=("owner",), grid={}, steps_ratio=1.0),
         **_rows("owners", "bounded_staleness", aliases=("stale",)),
-        **_rows("owners", "acco"),
+        **_rows("owners", "acco", grid={}),
         **_rows("combinators", "delayed", aliases=("late",), from_optimizer=_momentum),
         **_rows("weights", "gossip", "choco", "dcd", "local_sgd"),
-        **_rows("outer", "diloco", "streaming_diloco"),
-        **_rows("weights", "sparse_loco", "pulse_loco", "async_average"),
-        **_rows("outer", "delayed_nesterov", "decoupled_diloco", "muloco", "no_loco"),
+        **_rows("outer", "diloco"),
+        **_rows(
+            "outer",
+            "streaming_diloco",
+            grid={"period": _PERIODS, **_IN_FRAGMENTS, "outer_momentum": (0.6, 0.8), "averaging": _AVERAGES},
+        ),
+        **_rows("weights", "sparse_loco", grid={"period": (15, 30, 60)}),
+        **_rows("weights", "pulse_loco", grid={"period": (4, 8, 16)}),
+        **_rows("weights", "async_average"),
+        **_rows("outer", "delayed_nesterov", grid={"period": (4, 8, 16)}),
+        **_rows("outer", "decoupled_diloco", grid={"period": (16, 32, 64)}),
+        **_rows(
+            "outer",
+            "muloco",
+            optimizers=("Muon",),
+            grid={"period": (15, 30, 60), **_IN_FRAGMENTS, "averaging": _AVERAGES},
+        ),
+        **_rows("outer", "no_loco", grid={"period": (25, 50, 100)}),
         **_rows("outer", "pier", example="pier(total_steps=3200)"),
-        **_rows("optimizer_states", "des_loc", from_optimizer=moments_of, grid={"period": (8, 16, 32, 64)}),
-        **_rows("optimizer_states", "mt_dao", from_optimizer=require_slow_momentum),
+        **_rows(
+            "optimizer_states",
+            "des_loc",
+            from_optimizer=moments_of,
+            optimizers=("Adam",),
+            grid={"period": _PERIODS},
+        ),
+        **_rows(
+            "optimizer_states",
+            "mt_dao",
+            from_optimizer=require_slow_momentum,
+            optimizers=("SlowAdamW",),
+            grid={"period": _PERIODS},
+        ),
         **_rows("weights", "post_local_sgd", example="post_local_sgd(warmup_steps=100)"),
         **_rows("sharding", "sharded", example="sharded(gradients=int4, weights=differences(int4))"),
         **_rows("combinators", "every", example="every(2, qsgd)"),

@@ -9,6 +9,7 @@ from typing import Self
 from pliant.autotune.bounds import QualityBounds
 from pliant.planner.genome import Gene
 from pliant.planner.quality import Quality
+from pliant.planner.steps_ratios import Scale
 
 __all__ = ["DEFAULT_EXPERIENCE", "Auto"]
 
@@ -85,11 +86,12 @@ class Auto:
             raise ValueError(f"a learning rate cannot be tuned for {self.tuned_for_ranks} ranks; 0 means all of them.")
         Quality(budget=self.quality)  # which refuses what is no budget
 
-    def quality_with(self, optimizer: str, rejected: Set[Gene] = frozenset()) -> Quality:
-        """Return the limit of what may be tried with an optimizer, of this class, but for what was rejected."""
+    def quality_with(self, optimizer: str, scale: Scale, rejected: Set[Gene] = frozenset()) -> Quality:
+        """Return the limit of what may be tried with an optimizer at a scale, but for what was rejected."""
         return Quality(
             budget=self.quality,
             optimizer=optimizer,
+            scale=scale,
             unmeasured=self.unmeasured,
             rejected=rejected,
             equal_weights=self.equal_weights,

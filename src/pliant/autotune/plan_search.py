@@ -16,7 +16,7 @@ from pliant.autotune.summary import explain
 from pliant.autotune.trials import Steps, TrialRunner
 from pliant.comm.base import Comm
 from pliant.comm.text_broadcast import broadcast_text
-from pliant.planner import Genome, Quality, SearchResult, Space, Trial
+from pliant.planner import Genome, Quality, SearchResult, Space, Trial, measured_genomes
 from pliant.planner.challenge import CHANGED, is_changed
 from pliant.planner.experience import plans_text
 from pliant.planner.schedules import scheduled_plan
@@ -235,7 +235,8 @@ class PlanSearch:
         workload, topology, before = self.conditions.workload, self.conditions.topology, self.recalled.experience
         kept = before if self.is_known else None
         overheads = self.conditions.overheads if kept is None else kept.learned_overheads
-        seeds = {"in force": self.in_force.genes, "exact": self.exact}
+        seeds = measured_genomes(self.quality.optimizer, self.quality.scale)
+        seeds |= {"in force": self.in_force.genes, "exact": self.exact}
         if kept is None and before is not None:
             seeds["kept elsewhere"] = before.kept
         return (

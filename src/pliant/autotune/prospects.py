@@ -11,7 +11,8 @@ from pliant.planner import (
     Space,
     Trial,
     frontier,
-    frontier_text,
+    limits_text,
+    measured_genomes,
     remembering,
     search_predicted,
 )
@@ -31,7 +32,7 @@ class Prospects:
     points: tuple[FrontierPoint, ...]
     """The frontier: exact, up to 1.1 and up to 1.5 times the steps."""
     text: str
-    """The same in words, with the risk of each point."""
+    """The same in words, with the risk of each point, and a sentence on what is left out."""
     gain: float
     """How many times sooner than torch's own exchange the best plan that may be tried gets to the same accuracy.
 
@@ -79,10 +80,11 @@ def look_ahead(
     points = frontier(
         workload, topology, optimizer, step_s, quality=quality, candidates=_CANDIDATES, seed=seed, least_s=least_s
     )
+    text = limits_text(workload, topology, quality, points, step_s)
     space = Space(workload, topology, quality)
-    seeds = {**space.baselines, "exact": exact}
+    seeds = {**measured_genomes(optimizer, quality.scale), **space.baselines, "exact": exact}
     found = search_predicted(
         space, to_accuracy_s, seeds, _CANDIDATES, seed, least_s=lambda genes: scaled(least_s(genes))
     )
     gain = to_accuracy_s([exact])[0] / found[0][1]
-    return Prospects(points=tuple(points), text=frontier_text(points, optimizer), gain=gain)
+    return Prospects(points=tuple(points), text=text, gain=gain)

@@ -19,7 +19,7 @@ from pliant.engine.joint_optimizer import optimizer_name
 from pliant.engine.relaxed_model import module_of
 from pliant.netmodel import Overheads
 from pliant.network.rank_places import ranks_of_hosts
-from pliant.planner import OWN_EXCHANGE, Genome, Quality, SearchResult
+from pliant.planner import OWN_EXCHANGE, Genome, Quality, Scale, SearchResult
 from pliant.planner.experience import Experience
 from pliant.spec import Topology, Workload, from_json, to_json
 
@@ -158,7 +158,7 @@ def recall(model: nn.Module, optimizer: Optimizer, auto: Auto, comm: Comm) -> Re
 
 def _told(found: Experience, auto: Auto, optimizer: str, store: ExperienceStore) -> str:
     """Return what all ranks need to know of an experience; "" if its plan cannot be put in force at once."""
-    quality = auto.quality_with(optimizer)
+    quality = auto.quality_with(optimizer, Scale.of(found.workload, found.topology))
     if not found.kept_s or not all(gene.exact or quality.admits(gene) for gene in found.kept.genes):
         store.notes.append("Its plan is not put in force at once: its time is not known, or this run may not take it.")
         return ""

@@ -21,7 +21,7 @@ from pliant.engine.joint_optimizer import optimizer_name
 from pliant.netmodel import Overheads
 from pliant.network.machine import measure_machine
 from pliant.network.probing import probe
-from pliant.planner import Trial, all_of
+from pliant.planner import Scale, Trial, all_of
 from pliant.planner.challenge import is_changed
 from pliant.profiling.observe import Observation
 from pliant.spec import Topology, Workload
@@ -218,6 +218,7 @@ class AutoTuner(PlanInForce):
     ) -> PlanSearch:
         """Return a search from the plan in force; arguments as of `_choose`."""
         exact, began = self._exact.plan("auto"), self._run.steps
+        kind, scale = optimizer_name(self._run.optimizer), Scale.of(conditions.workload, conditions.topology)
         anew = result is None or (result.at_once and self._short.may_begin_anew)
         self._trials = self._short.trials(in_force.step_s)
         if anew:
@@ -232,7 +233,7 @@ class AutoTuner(PlanInForce):
             exact=self._exact,
             in_force=in_force,
             conditions=conditions,
-            quality=self._auto.quality_with(optimizer_name(self._run.optimizer), self._rejected.genes),
+            quality=self._auto.quality_with(kind, scale, self._rejected.genes),
             anew=anew,
             steps_left=lambda: math.inf if anew else self._short.steps_left - (self._run.steps - began),
             most_s=math.inf if result is not None else self._auto.search_s(in_force.step_s, 0),

@@ -20,12 +20,14 @@ from pliant.planner import (
     Genome,
     LeastTimes,
     Quality,
+    Scale,
     Space,
     advise,
     divided,
     error_budget_seeds,
     frontier,
-    frontier_text,
+    limits_text,
+    measured_genomes,
     named_genomes,
     search_predicted,
 )
@@ -47,6 +49,9 @@ _QualityOption = Annotated[
 _ErrorBudgetOption = Annotated[
     float | None,
     typer.Option(help="Relative squared error of the gradient that a plan may have, as the workload measured it."),
+]
+_OptimizerOption = Annotated[
+    str, typer.Option(help="The training's, by its class: SGD, AdamW, Muon for Muon and AdamW; that of --model.")
 ]
 _UnmeasuredOption = Annotated[
     bool, typer.Option(help="With other optimizers than SGD, count on what was measured with SGD.")
@@ -82,7 +87,7 @@ def plan(
     error_budget: _ErrorBudgetOption = None,
     candidates: Annotated[int, typer.Option(help="Plans to simulate, the fourteen builders besides.")] = 300,
     seed: Annotated[int, typer.Option(help="Of the plans that are drawn.")] = 0,
-    optimizer: Annotated[str, typer.Option(help="The training's, by its class: SGD, AdamW; that of --model.")] = "",
+    optimizer: _OptimizerOption = "",
     unmeasured: _UnmeasuredOption = False,
     tuned_for: _TunedForOption = 0,
     sharded: _ShardedOption = 0,
@@ -101,7 +106,8 @@ def plan(
     network = _network(earlier, topology, hosts, ranks, rate, delay, machine)
     known, whose = _overheads(earlier, overheads, machine, training, network, staged=staged)
     within = quality if quality is not None else 1.0 if error_budget is None else math.inf
-    allowed = Quality(budget=within, optimizer=optimizer, unmeasured=unmeasured or errors)  # errors are measured
+    scale, unmeasured = Scale.of(training, network), unmeasured or errors  # errors are measured
+    allowed = Quality(budget=within, optimizer=optimizer, scale=scale, unmeasured=unmeasured)
     space = Space(training, network, allowed, error_budget, combined=True)
 
     def step_s(workload: Workload, plans: Sequence[SyncPlan]) -> list[float]:
@@ -113,18 +119,17 @@ def plan(
     def to_accuracy_s(plans: list[Genome]) -> list[float]:
         return [s * space.quality.factor(genes) for s, genes in zip(steps_s(plans), plans, strict=True)]
 
-    seeds = named_genomes() | space.baselines
+    seeds = measured_genomes(optimizer, scale) | named_genomes() | space.baselines
     if not training.is_sharded:  # menus are of whole models
         seeds |= error_budget_seeds(training, space.quality, step_s, budget=error_budget)
     least_s = LeastTimes(training, network, known or overheads_of(network))
     found = search_predicted(space, to_accuracy_s, seeds, candidates, seed, least_s=least_s)
-    drawn = candidates // 5
     points = frontier(
-        training, network, optimizer, steps_s, candidates=drawn, seed=seed, least_s=least_s, combined=True
+        training, network, optimizer, steps_s, candidates=candidates // 5, seed=seed, least_s=least_s, combined=True
     )
     best = found[0][0].plan("planned")
     predicted = simulate(best, training, network, overheads=known)
-    _show(frontier_text(points, optimizer), found, space, seeds)
+    _show(limits_text(training, network, allowed, points, steps_s), found, space, seeds)
     advice = advise(training, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
     _tell(best, predicted, CodecErrors(training).of(best), advice)
     _tell_limits(allowed, whose, earlier)

@@ -5,8 +5,9 @@ from functools import cache
 from pliant.algorithms.registry import ALGORITHMS, algorithm_named
 from pliant.planner.compositions import searched_genes
 from pliant.planner.genome import Gene, Genome
+from pliant.planner.steps_ratios import Scale, fitted_ratios
 
-__all__ = ["BASELINES", "OWN_EXCHANGE", "SHARDED_BASELINES", "named_genomes"]
+__all__ = ["BASELINES", "OWN_EXCHANGE", "SHARDED_BASELINES", "measured_genomes", "named_genomes"]
 
 _DDP_BYTES = 25 << 20
 _EXACT = Gene("exact", {"bits": 32})
@@ -50,6 +51,11 @@ SHARDED_BASELINES: dict[str, Genome] = {
 
 OWN_EXCHANGE = {False: Genome(_EXACT), True: Genome(Gene("torch_shards", {}))}
 """Whether a model is sharded -> torch's own exchange: DDP's, in its own buckets, or FSDP2's."""
+
+
+def measured_genomes(optimizer: str, scale: Scale) -> dict[str, Genome]:
+    """Return, by summary, the genes whose steps were measured with an optimizer, in DDP's own buckets."""
+    return {gene.summary: Genome(gene, bucket_bytes=_DDP_BYTES) for gene in fitted_ratios(optimizer, scale)}
 
 
 @cache

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import cast
 
+from pliant.algorithms.grammar import parse
 from pliant.algorithms.inputs import node_of
 from pliant.algorithms.registry import ALGORITHMS
 from pliant.algorithms.sharding import sharded
@@ -44,6 +45,8 @@ class Family:
     make: Callable[[Settings], Exchange]
     sharded: bool = False
     """Whether it is for models that are divided among ranks only."""
+    optimizers: tuple[str, ...] = ()
+    """Words of which one must be in the class names of the run's optimizers; empty where any optimizer will do."""
     spared: tuple[str, Settings] = ("exact", MappingProxyType[str, Setting]({"bits": 32}))
     """Family and settings of small parameters, where it loses something."""
 
@@ -153,9 +156,10 @@ def _of_row(name: str) -> Family:
     grids = row.grid or {}
 
     def make(settings: Settings) -> Exchange:
-        return node_of(row.make(**settings))
+        meant = {key: parse(str(value)) if key == "averaging" else value for key, value in settings.items()}
+        return node_of(row.make(**meant))
 
-    return Family(name=family_name(name), grids=grids, make=make)
+    return Family(name=family_name(name), grids=grids, make=make, optimizers=row.optimizers)
 
 
 NAMED_FAMILIES = {

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pliant.planner.baselines import measured_genomes
 from pliant.planner.compositions import searched_genes
 from pliant.planner.genome import Genome
 from pliant.planner.quality import Quality
 from pliant.planner.risk import Risk, is_losing, risk_of
 from pliant.planner.space import Space
+from pliant.planner.steps_ratios import Scale
 from pliant.spec import Topology, Workload
 from pliant.spec.units import format_time
 
@@ -134,11 +136,12 @@ def frontier(
 
     Each is the best predicted plan that is not known to lose accuracy with this optimizer. Where a plan that is known
     to lose is predicted to be faster by more than a twentieth, it follows as a point of its own, with the same limit.
+    All plans whose steps were measured with this optimizer are among those that are predicted.
 
     Args:
         workload: What a step computes and exchanges.
         topology: Hosts and links.
-        optimizer: Name of its class, such as 'AdamW'.
+        optimizer: Name of its class, such as 'AdamW', or of all, as in 'AdamW and Muon'.
         step_s: Predicts step times.
         quality: Ratios that were measured on the user's own training, and what is rejected; its budget is not used.
         candidates: Plans to predict for each point.
@@ -147,9 +150,11 @@ def frontier(
         combined: Whether nodes around others and small parameters apart are drawn as well, as `Space` says.
 
     """
-    base = replace(quality or Quality(), optimizer=optimizer, unmeasured=True)
+    scale = Scale.of(workload, topology)
+    base = replace(quality or Quality(), optimizer=optimizer, unmeasured=True, scale=scale)
     genes = searched_genes(base.ratios, combined=combined, racks=bool(topology.racks))
-    losing = frozenset(gene for gene in genes if is_losing(gene, optimizer))
+    losing = frozenset(gene for gene in genes if is_losing(gene, optimizer, scale))
+    measured = measured_genomes(optimizer, scale)
     known: dict[Genome, float] = {}
     remember = remembering(step_s, known)
 
@@ -158,7 +163,7 @@ def frontier(
             return [s * allowed.factor(genes) for s, genes in zip(remember(plans), plans, strict=True)]
 
         space = Space(workload, topology, allowed, combined=combined)
-        search_predicted(space, to_accuracy_s, space.baselines, candidates, seed, least_s=least_s)
+        search_predicted(space, to_accuracy_s, measured | space.baselines, candidates, seed, least_s=least_s)
 
     def best(allowed: Quality) -> Genome:
         inside = [genes for genes in known if all(allowed.admits(gene) for gene in genes.genes)]
@@ -177,7 +182,7 @@ def frontier(
     for safe, whole in pairs:
         found = [best(safe), best(whole)]
         gain = known[found[0]] * base.factor(found[0]) / (known[found[1]] * base.factor(found[1]))
-        if not risk_of(found[1], optimizer).loses or gain <= _PAYS:
+        if not risk_of(found[1], optimizer, scale).loses or gain <= _PAYS:
             found.pop()
         points += [
             FrontierPoint(
@@ -187,7 +192,7 @@ def frontier(
                 steps_ratio=base.factor(genes),
                 ddp_s=ddp_s,
                 wrapper=workload.wrapper,
-                risk=risk_of(genes, optimizer),
+                risk=risk_of(genes, optimizer, scale),
             )
             for genes in found
         ]

@@ -78,13 +78,29 @@ class Gene:
 
     @cached_property
     def lossy(self) -> bool:
-        """Whether gradients lose more than rounding to 16 bits does; weights between steps are no gradients."""
-        return not self.exact and not self.between_steps
+        """Whether gradients lose more than rounding to 16 bits does, so that small parameters are spared.
+
+        Weights between steps are no gradients, and owners that step beside the ranks have small parameters as well.
+        """
+        return not self.exact and not self.between_steps and not self.exchange.steps_beside
 
     @cached_property
     def changes_state(self) -> bool:
         """Whether weights or optimizer state may be others than DDP's on some rank between two steps."""
         return self.exchange.exchanges_weights or self.exchange.has_owners
+
+    def fits_optimizer(self, name: str) -> bool:
+        """Say whether a run can take it with an optimizer, or several, of this name, such as 'AdamW and Muon'."""
+        family = FAMILIES[self.family]
+        words = family.optimizers if isinstance(family, Family) else ()
+        return not words or any(word in name for word in words)
+
+    def is_within(self, other: "Gene") -> bool:
+        """Say whether it is of another's family, and at most as strong in every setting."""
+        family = FAMILIES[self.family]
+        return self.family == other.family and all(
+            other.settings[key] in family.at_least(key, value) for key, value in self.settings.items()
+        )
 
     @cached_property
     def fits_hosts(self) -> bool:
@@ -94,9 +110,9 @@ class Gene:
 
 
 def is_exact(node: Exchange) -> bool:
-    """Say whether a node gives DDP's gradients but for rounding to 16 bits."""
+    """Say whether a node gives DDP's gradients but for rounding to 16 bits, each in its own step."""
     keeps = node.error_feedback == "none" and not node.coding and (node.gives_mean or node.has_owners)
-    return keeps and node.timing == Timing()
+    return keeps and not node.steps_beside and node.timing == Timing()
 
 
 @cache

@@ -1,15 +1,16 @@
 """Factors by which a relaxation needs more steps to the same accuracy: measured, not assumed."""
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 from pliant.algorithms.registry import ALGORITHMS
 from pliant.planner.compositions import composition
-from pliant.planner.families import FAMILIES, NAMED_FAMILIES, family_name
+from pliant.planner.families import NAMED_FAMILIES, family_name
 from pliant.planner.genome import Gene, Genome, all_of
-from pliant.planner.steps_ratios import fitted_ratios
+from pliant.planner.steps_ratios import UNKNOWN_SCALE, Scale, fitted_ratios, row_for
 
 __all__ = ["MEASURED_STEPS_RATIO", "MEASURED_WITH", "NOT_ELSEWHERE", "Quality"]
 
@@ -64,6 +65,17 @@ NOT_ELSEWHERE = frozenset({"diloco"})
 and on small models the loss was 6 to 25 % higher than DDP's after 1.5 times its steps (benchmarks/auto_models)."""
 
 
+class _Figure(NamedTuple):
+    """Ratio of a gene that is known by itself."""
+
+    gene: Gene
+    ratio: float
+    worst: float
+    """Ratio that counts against the budget."""
+    is_borrowed: bool = False
+    """Whether it is that of one small model with SGD."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Quality:
     """Limit of a plan: at most `budget` times the steps to the same accuracy. 1 admits exact plans alone.
@@ -71,14 +83,17 @@ class Quality:
     Time to accuracy is step time times steps; `ratio` is the second factor. A setting that was not measured counts as
     the mildest measured one that is at least as strong in everything; without such, it is admitted under no budget.
     Ratios that were fitted to trainings with this optimizer (`steps_ratios`) come before those of one model with SGD,
-    which admit exact plans only with another optimizer. Ratios that are known not to hold elsewhere admit nothing.
+    which admit exact plans only with another optimizer. Ratios that are known not to hold elsewhere admit nothing, nor
+    do those of trainings on fewer ranks or larger models. What needs another optimizer is not admitted either.
     """
 
     budget: float = 1.0
     ratios: Mapping[Gene, float] = field(default_factory=dict[Gene, float])
     """Measured on the user's own training; they come before ours."""
     optimizer: str = MEASURED_WITH
-    """Class of the training's optimizer."""
+    """Class of the training's optimizer; of several all, as in 'AdamW and Muon'."""
+    scale: Scale = UNKNOWN_SCALE
+    """Size of the training."""
     unmeasured: bool = False
     """Whether our ratios count with any optimizer, and those that did not hold elsewhere."""
     rejected: Set[Gene] = frozenset()
@@ -97,7 +112,7 @@ class Quality:
         the one around with an exact average, and the one inside by itself.
         """
         parts = self._parts(gene)
-        return math.prod(ratio for _, ratio in parts) if parts else None
+        return math.prod(part.ratio for part in parts) if parts else None
 
     def ratio(self, genes: Genome) -> float | None:
         """Return that of a plan: the worst of its genes, since what converges last decides."""
@@ -116,69 +131,61 @@ class Quality:
         """
         if gene in self.rejected or (self.budget == 1 and not gene.exact):
             return False
-        if self.equal_weights and gene.changes_state:
+        if (self.equal_weights and gene.changes_state) or not gene.fits_optimizer(self.optimizer):
             return False
-        worst = [self._worst(part, ratio) for part, ratio in self._parts(gene)]
+        worst = [self._worst(part) for part in self._parts(gene)]
         return bool(worst) and (self.budget == 1 or math.prod(worst) <= self.budget)
 
-    def _worst(self, gene: Gene, ratio: float) -> float:
+    def _worst(self, part: _Figure) -> float:
         """Return the ratio that counts against the budget, infinite where ours does not count or it is rejected."""
-        if gene in self.rejected:
-            return math.inf
-        fitted = fitted_ratios(self.optimizer).get(gene)
-        if fitted is not None and gene not in self.ratios:
-            return fitted.highest
-        ours = self.unmeasured or (self.optimizer == MEASURED_WITH and gene.family not in NOT_ELSEWHERE)
-        return ratio if gene.exact or ours or gene in self.ratios else math.inf
+        with_sgd = self.optimizer == MEASURED_WITH and part.gene.family not in NOT_ELSEWHERE
+        counts = not part.is_borrowed or self.unmeasured or with_sgd
+        return part.worst if counts and part.gene not in self.rejected else math.inf
 
-    def _parts(self, gene: Gene) -> tuple[tuple[Gene, float], ...]:
-        """Return the genes whose ratios together are that of a gene, each with its own; nothing if one is not known."""
+    def _parts(self, gene: Gene) -> tuple[_Figure, ...]:
+        """Return the figures whose ratios together are that of a gene; nothing if one is not known."""
         if gene not in self._known_parts:
             self._known_parts[gene] = self._find_parts(gene)
         return self._known_parts[gene]
 
-    def _find_parts(self, gene: Gene) -> tuple[tuple[Gene, float], ...]:
-        ratio = self._ratio_of_one(gene)
-        if ratio is not None:
-            return ((gene, ratio),)
-        parts = [(part, self._ratio_of_one(part)) for part in composition(gene) if part != gene]
-        known = tuple((part, ratio) for part, ratio in parts if ratio is not None)
+    def _find_parts(self, gene: Gene) -> tuple[_Figure, ...]:
+        own = self._figure_of(gene)
+        if own is not None:
+            return (own,)
+        parts = [self._figure_of(part) for part in composition(gene) if part != gene]
+        known = tuple(part for part in parts if part is not None)
         return known if len(known) == len(parts) else ()
 
-    def _ratio_of_one(self, gene: Gene) -> float | None:
-        """Return the ratio that was measured of a gene, or of the mildest that is at least as strong."""
+    def _figure_of(self, gene: Gene) -> _Figure | None:
+        """Return what was measured of a gene, or of the mildest that is at least as strong."""
         if gene in self.ratios:
-            return self.ratios[gene]
-        fitted = fitted_ratios(self.optimizer)
-        if gene in fitted:
-            return fitted[gene].ratio
-        if gene in MEASURED_STEPS_RATIO:
-            return MEASURED_STEPS_RATIO[gene]
+            return _Figure(gene, self.ratios[gene], self.ratios[gene])
+        row = row_for(gene, self.optimizer, self.scale)
+        if row is not None:
+            return _Figure(gene, row.ratio, row.worst)
         if gene.family not in NAMED_FAMILIES and gene.exact:
-            return 1.0
-        alike = self._measured.get(gene.family, ())
-        return min((ratio for other, ratio in alike if _milder(gene, other)), default=None)
+            return _Figure(gene, 1.0, 1.0)
+        found = [
+            _Figure(other, ratio, ratio, is_borrowed=table is MEASURED_STEPS_RATIO and not gene.exact)
+            for table in (self.ratios, MEASURED_STEPS_RATIO)
+            for other, ratio in table.items()
+            if gene.is_within(other)
+        ]
+        best = min(found, key=lambda figure: (figure.gene != gene, figure.ratio), default=None)
+        return None if best is None else best._replace(gene=gene)
 
     @cached_property
-    def _measured(self) -> Mapping[str, Sequence[tuple[Gene, float]]]:
-        """All genes with a ratio, by family."""
-        fitted = {gene: row.ratio for gene, row in fitted_ratios(self.optimizer).items()}
-        found: dict[str, list[tuple[Gene, float]]] = {}
-        for gene, ratio in {**MEASURED_STEPS_RATIO, **fitted, **self.ratios}.items():
-            found.setdefault(gene.family, []).append((gene, ratio))
-        return found
-
-    @cached_property
-    def _known_parts(self) -> dict[Gene, tuple[tuple[Gene, float], ...]]:
-        """Parts that were found before, shared by all limits with these ratios and this optimizer."""
-        return _parts_known_with(self.optimizer, frozenset(self.ratios.items()))
+    def _known_parts(self) -> dict[Gene, tuple[_Figure, ...]]:
+        """Parts that were found before, shared by all limits with these ratios, this optimizer and this size."""
+        return _parts_known_with(self.optimizer, self.scale, frozenset(self.ratios.items()))
 
     @property
     def sentence(self) -> str:
         """Sentence on what is left out because of the optimizer; empty if nothing is."""
         if self.budget == 1 or self.unmeasured or self.optimizer == MEASURED_WITH:
             return ""
-        others = " and plans that were measured with it" if fitted_ratios(self.optimizer) else ""
+        counts = any(not row.beyond for row in fitted_ratios(self.optimizer, self.scale).values())
+        others = " and plans that were measured with it" if counts else ""
         return (
             f"Only exact plans{others} are considered, since what others cost in steps was measured with "
             f"{MEASURED_WITH} only, and this training uses {self.optimizer}."
@@ -186,11 +193,5 @@ class Quality:
 
 
 @lru_cache(maxsize=8)
-def _parts_known_with(*_: object) -> dict[Gene, tuple[tuple[Gene, float], ...]]:
+def _parts_known_with(*_: object) -> dict[Gene, tuple[_Figure, ...]]:
     return {}
-
-
-def _milder(one: Gene, other: Gene) -> bool:
-    """Say whether a gene is at most as strong as another of its family, in every setting."""
-    family = FAMILIES[one.family]
-    return all(other.settings[key] in family.at_least(key, value) for key, value in one.settings.items())

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from pliant.planner.compositions import composition
 from pliant.planner.genome import Gene, Genome
 from pliant.planner.quality import MEASURED_WITH, NOT_ELSEWHERE, Quality
-from pliant.planner.steps_ratios import fitted_ratios
+from pliant.planner.steps_ratios import UNKNOWN_SCALE, Scale, row_for
 
 __all__ = ["LOSES_WITH_ADAPTIVE", "Risk", "is_adaptive_name", "is_losing", "risk_of"]
 
@@ -38,12 +38,13 @@ def is_adaptive_name(optimizer: str) -> bool:
     return any(word in optimizer.lower() for word in _ADAPTIVE)
 
 
-def risk_of(genes: Genome, optimizer: str) -> Risk:
+def risk_of(genes: Genome, optimizer: str, scale: Scale = UNKNOWN_SCALE) -> Risk:
     """Return the risk of a plan with an optimizer: the worst that is known of its genes.
 
     Args:
         genes: Settings of the plan.
         optimizer: Name of the optimizer's class, such as 'AdamW'.
+        scale: Size of the training.
 
     >>> risk_of(Genome(Gene("local", {"every": 8})), "AdamW").loses
     True
@@ -54,28 +55,30 @@ def risk_of(genes: Genome, optimizer: str) -> Risk:
         rounded = any(gene.exchange.payload_codec is not None for gene in genes.genes)
         return Risk(loses=False, sentence="rounding to 16 bits" if rounded else "none: exact")
     lossy = [part for gene in lossy for part in _parts(gene)]
-    fitted = fitted_ratios(optimizer)
-    if all(gene in fitted for gene in lossy):
-        worst = max((fitted[gene] for gene in lossy), key=lambda row: (row.highest, row.ratio))
-        return Risk(loses=math.isinf(worst.highest), sentence=f"{worst.sentence}, with {optimizer}")
+    rows = [row for gene in lossy if (row := row_for(gene, optimizer, scale)) is not None]
+    if len(rows) == len(lossy):
+        worst = max(rows, key=lambda row: (row.worst, row.highest, row.ratio))
+        beyond = f"; {worst.beyond}" if worst.beyond else ""
+        return Risk(loses=math.isinf(worst.highest), sentence=f"{worst.sentence}, with {optimizer}{beyond}")
     lost = [sentence for gene in lossy if (sentence := _known_loss(gene, optimizer))]
     if lost:
         return Risk(loses=True, sentence=lost[0])
     ratio = Quality().ratio(genes)
-    measured = f"{ratio:.2f} times the steps" if ratio is not None else "no figure"
-    with_sgd = f"{measured} with {MEASURED_WITH}, on one small model"
+    if ratio is None:
+        return Risk(loses=False, sentence=f"not measured with {optimizer}")
+    with_sgd = f"{ratio:.2f} times the steps with {MEASURED_WITH}, on one small model"
     if optimizer == MEASURED_WITH:
         return Risk(loses=False, sentence=with_sgd)
     return Risk(loses=False, sentence=f"not measured with {optimizer}; {with_sgd}")
 
 
 @cache
-def is_losing(gene: Gene, optimizer: str) -> bool:
+def is_losing(gene: Gene, optimizer: str, scale: Scale = UNKNOWN_SCALE) -> bool:
     """Say whether a plan of one gene is known to lose accuracy with an optimizer: `Risk.loses`, without a sentence."""
     parts = _parts(gene) if not gene.exact else ()
-    fitted = fitted_ratios(optimizer)
-    if all(part in fitted for part in parts):
-        return any(math.isinf(fitted[part].highest) for part in parts)
+    rows = [row for part in parts if (row := row_for(part, optimizer, scale)) is not None]
+    if len(rows) == len(parts):
+        return any(math.isinf(row.highest) for row in rows)
     return any(_known_loss(part, optimizer) for part in parts)
 
 

@@ -1,19 +1,47 @@
-"""Steps ratios by optimizer, fitted to trainings of several tasks: the table that `benchmarks/quality/fit.py` makes."""
+"""Steps ratios by optimizer and size of the training: the table that `benchmarks/quality/fit.py` makes."""
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple, Self
 
 from pliant.planner.genome import Gene
+from pliant.spec import Topology, Workload
 
-__all__ = ["STEPS_RATIOS_PATH", "FittedRatio", "fitted_ratios", "read_ratios"]
+__all__ = [
+    "STEPS_RATIOS_PATH",
+    "UNKNOWN_SCALE",
+    "FittedRatio",
+    "Scale",
+    "fitted_ratios",
+    "read_ratios",
+    "row_for",
+]
 
 STEPS_RATIOS_PATH = Path(__file__).with_name("steps_ratios.json")
 """The table that is shipped."""
+
+
+class Scale(NamedTuple):
+    """Size of a training, for which rows of the table are chosen."""
+
+    parameters: int = 0
+    """Elements of all parameters; 0 where they are not known, and then rows of models of a known size do not count."""
+    ranks: int = 0
+    """Ranks that train; 0 where they are not known, and then the rows of the fewest count."""
+
+    @classmethod
+    def of(cls, workload: Workload, topology: Topology) -> Self:
+        """Return the size of a workload on all ranks of a topology."""
+        return cls(workload.numel, topology.num_ranks)
+
+
+UNKNOWN_SCALE = Scale()
+"""Size of a training of which nothing is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,45 +53,99 @@ class FittedRatio:
     highest: float
     """The same of the task on which it was highest."""
     tasks: int
-    """Tasks that it was measured on."""
+    """Tasks that it was measured on: models with their data, or batches and decays of the rate for one model."""
     ranks: int
     """Ranks that trained."""
+    parameters: int = 0
+    """Parameters of the model; 0 where tasks had several small models, so that the row counts for any."""
+    steps: int = 0
+    """Steps of 16-bit all-reduce in a training; 0 where tasks had several lengths."""
+    limit: float = 2.0
+    """Ratio at which a training that had not come to the loss ended."""
+    beyond: str = ""
+    """Clause on why it says nothing of a training; empty where it does."""
+
+    @property
+    def worst(self) -> float:
+        """Ratio that counts against a limit: the highest, infinite for a training beyond what was measured."""
+        return math.inf if self.beyond else self.highest
 
     @property
     def sentence(self) -> str:
         """Clause on what was measured."""
-        return f"{_times(self.ratio)} at the median of {self.tasks} small tasks, {_times(self.highest)} at the worst"
+        told = self._times(self.ratio)
+        if self.tasks > 1:
+            told += f" at the median of {self.tasks} small tasks, {self._times(self.highest)} at the worst"
+        if self.parameters:
+            size = f"{self.parameters / 1e6:.3g} M parameters on {self.ranks} ranks in {self.steps:,} steps"
+            told += f", measured with {size}"
+        return told
+
+    def _times(self, ratio: float) -> str:
+        if math.isfinite(ratio):
+            return f"{ratio:.2f} times the steps"
+        return f"the loss not reached in {self.limit:g} times the steps"
 
 
-def _times(ratio: float) -> str:
-    return f"{ratio:.2f} times the steps" if math.isfinite(ratio) else "the loss not reached in twice the steps"
-
-
-def read_ratios(path: Path) -> dict[str, dict[Gene, FittedRatio]]:
-    """Return the rows of a table by optimizer; where one has rows of several numbers of ranks, the fewest count.
+def read_ratios(path: Path) -> dict[str, dict[Gene, list[FittedRatio]]]:
+    """Return the rows of a table by optimizer and way of exchanging.
 
     Args:
         path: JSON with "rows", each with family, settings, optimizer, ranks, tasks, and ratio and highest, which are
-            null where the loss was not reached.
+            null where the loss was not reached; rows of one size have parameters, steps and limit as well.
 
     """
-    found: dict[str, dict[Gene, FittedRatio]] = {}
-    for row in sorted(json.loads(path.read_text())["rows"], key=lambda row: row["ranks"]):
+    found: dict[str, dict[Gene, list[FittedRatio]]] = {}
+    for row in json.loads(path.read_text())["rows"]:
         fitted = FittedRatio(
             ratio=math.inf if row["ratio"] is None else row["ratio"],
             highest=math.inf if row["highest"] is None else row["highest"],
-            tasks=row["tasks"],
-            ranks=row["ranks"],
+            **{key: row[key] for key in ("tasks", "ranks", "parameters", "steps", "limit") if key in row},
         )
-        found.setdefault(row["optimizer"], {}).setdefault(Gene(row["family"], row["settings"]), fitted)
+        gene = Gene(row["family"], row["settings"])
+        found.setdefault(row["optimizer"], {}).setdefault(gene, []).append(fitted)
     return found
 
 
 @cache
-def _shipped() -> dict[str, dict[Gene, FittedRatio]]:
+def _shipped() -> dict[str, dict[Gene, list[FittedRatio]]]:
     return read_ratios(STEPS_RATIOS_PATH)
 
 
-def fitted_ratios(optimizer: str) -> Mapping[Gene, FittedRatio]:
-    """Return the shipped rows of an optimizer's class, such as 'AdamW'; empty if it was not measured."""
-    return MappingProxyType(_shipped().get(optimizer, {}))
+@lru_cache(maxsize=64)
+def fitted_ratios(optimizer: str, scale: Scale = UNKNOWN_SCALE) -> Mapping[Gene, FittedRatio]:
+    """Return the shipped row of each way of exchanging that judges a training; empty for an optimizer without any.
+
+    A row counts for models that are at least as large, and for at most as many ranks: relaxations cost more on more
+    ranks, and, as published trainings say, no more on larger models. Of those that count, the nearest in size is taken,
+    then the nearest in ranks, then the worst. Where none counts, one of most ranks says why, as `beyond`.
+
+    Args:
+        optimizer: Class, such as 'AdamW', or classes, such as 'AdamW and Muon', which count as 'Muon'.
+        scale: Size of the training.
+
+    """
+    rows = _shipped().get(_measured_as(optimizer), {})
+    return MappingProxyType({gene: _judging(each, scale) for gene, each in rows.items()})
+
+
+def row_for(gene: Gene, optimizer: str, scale: Scale = UNKNOWN_SCALE) -> FittedRatio | None:
+    """Return the row that judges a gene: its own, or the mildest of those at least as strong that came to the loss."""
+    fitted = fitted_ratios(optimizer, scale)
+    if gene in fitted:
+        return fitted[gene]
+    alike = (row for other, row in fitted.items() if math.isfinite(row.worst) and gene.is_within(other))
+    return min(alike, key=lambda row: (row.worst, row.ratio), default=None)
+
+
+def _measured_as(optimizer: str) -> str:
+    """Return the name that the table has for optimizers: Muon, which has matrices alone, stands for it with AdamW."""
+    return "Muon" if set(optimizer.split(" and ")) == {"AdamW", "Muon"} else optimizer
+
+
+def _judging(rows: Sequence[FittedRatio], scale: Scale) -> FittedRatio:
+    counting = [row for row in rows if row.parameters <= scale.parameters and scale.ranks <= row.ranks]
+    if counting:
+        return min(counting, key=lambda row: (-row.parameters, row.ranks, -row.highest, -row.ratio))
+    ours = f"{scale.ranks} ranks or more with {scale.parameters / 1e6:.3g} M parameters or fewer"
+    return replace(max(rows, key=lambda row: (row.ranks, -row.parameters)), beyond=f"nothing was measured on {ours}")
