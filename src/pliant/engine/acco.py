@@ -213,8 +213,8 @@ class AccoStep(Part):
         """Say what is kept, and when the optimizer steps."""
         numel = sum(group.pending.numel() for group in self._all)
         return (
-            f"Acco: the optimizer makes one step for two of yours, with the mean of their gradients; {4 * numel} bytes "
-            "of gradients and as many of weights are kept beside the model."
+            f"Acco: the optimizer makes one step for two of yours, with the mean of their gradients; {8 * numel} bytes "
+            f"of gradients and {4 * numel} of weights are kept beside the model."
         )
 
     @property
