@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import pliant
 from pliant.spec import SyncPlan
+from pliant_bench.lab import training
 from pliant_bench.lab.models import CharLstm, ClickMlp
 from pliant_bench.lab.ratios import step_reaching, target_of, tuned_rate
 from pliant_bench.lab.tasks import LabTask, load_task
@@ -129,6 +130,23 @@ def test_a_training_that_diverges_says_so():
     outcome = train(toy(), "bf16", recipe(lr=1e38))
     assert outcome.diverged
     assert len(outcome.curve) < 2
+
+
+class Odd(LabTask):
+    """One batch of the second rank is not finite."""
+
+    def batch_of(self, step, rank, ranks, seed):
+        x, y = super().batch_of(step, rank, ranks, seed)
+        return (x * torch.inf if (step, rank) == (2, 1) else x), y
+
+
+@pytest.mark.parametrize("what", ["local_sgd(period=2)", "streaming_diloco(period=4, fragments=2, delay_steps=1)"])
+def test_a_rank_that_diverges_alone_ends_the_training(what, monkeypatch):
+    """As where weights are exchanged; others learn of it when they wait for it, and not from a timeout."""
+    monkeypatch.setattr(training, "TIMEOUT_S", 30.0)
+    outcome = train(Odd(**vars(toy(40))), what, recipe())
+    assert outcome.diverged
+    assert outcome.curve == []
 
 
 def test_rates_rise_fall_and_stay():

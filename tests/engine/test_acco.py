@@ -235,6 +235,68 @@ def test_a_gradient_that_is_not_finite_is_named_and_not_sent():
     pliant.run_world(2, body, timeout_s=60)
 
 
+@pytest.mark.parametrize("users", [(), (1,)])
+def test_a_parameter_that_no_rank_has_used_is_left_alone(users):
+    """As by a plain optimizer, whose weight decay does not reach it; where one rank has used it, it is stepped."""
+    first = nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)])
+
+    def body(place):
+        layers = copy.deepcopy(first)
+        made = torch.optim.AdamW(layers.parameters(), lr=0.1, weight_decay=0.5)
+        with pliant.relax(layers, made, "acco", group=place.process_group, timeout_s=20):
+            for _ in range(4):
+                made.zero_grad()
+                used = layers if place.rank in users else layers[:1]
+                sum(layer(torch.ones(1, 3)).sum() for layer in used).backward()
+                made.step()
+        return weights(layers[1]), len(made.state_dict()["state"])
+
+    results = pliant.run_world(2, body, timeout_s=60)
+    for found, num_states in results:
+        assert torch.equal(found, results[0][0])
+        assert torch.equal(found, weights(first[1])) == (not users)
+        assert num_states == (4 if users else 2)
+
+
+def vectors(state):
+    """Return all tensors in nested dicts."""
+    return [state] if isinstance(state, torch.Tensor) else [x for each in state.values() for x in vectors(each)]
+
+
+def test_a_state_that_is_loaded_into_the_optimizer_is_stepped_from():
+    """Though owners are on their way to another one when it is loaded."""
+
+    def body(place):
+        ddp = new_ddp(place)
+        made = torch.optim.SGD(ddp.parameters(), lr=1e-9, momentum=0.9)
+        with pliant.relax(ddp, made, "acco", timeout_s=20):
+            train(ddp, made, place.rank, range(4))
+            loaded = copy.deepcopy(made.state_dict())
+            for x in vectors(loaded["state"]):
+                x.fill_(1000.0)
+            train(ddp, made, place.rank, range(4, 6))  # for good, in flight
+            made.load_state_dict(loaded)
+            train(ddp, made, place.rank, range(6, 8))
+            return min(float(x.min()) for x in vectors(made.state_dict()["state"]))
+
+    assert min(pliant.run_world(3, body, timeout_s=60)) > 800
+
+
+def test_a_rank_may_own_nothing():
+    def body(place):
+        ends = []
+        for what in (pliant.acco(), pliant.acco(owners=(0,))):
+            ddp = new_ddp(place)
+            made = OPTIMIZERS["sgd"](ddp.parameters())
+            with pliant.relax(ddp, made, what, timeout_s=20):
+                train(ddp, made, place.rank, range(5))
+            ends.append(weights(ddp))
+        return ends
+
+    for shared, owned in pliant.run_world(2, body, timeout_s=60):
+        torch.testing.assert_close(owned, shared, rtol=1e-4, atol=2e-5)
+
+
 def test_a_biased_codec_is_refused():
     with pytest.raises(
         ValueError, match="invalid Acco: codec must be unbiased, since owners keep no residuals, got sign"

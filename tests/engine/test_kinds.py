@@ -1,5 +1,7 @@
 """Parameters of every kind: what plain DDP trains to the bit, allreduce does; all others train them too."""
 
+import copy
+
 import pytest
 import torch
 from kinds import KINDS, Complex, Mixed, NotSparse, Sparse, loss_of, state_of
@@ -99,6 +101,26 @@ def test_sparse_gradients_are_exact_whatever_a_plan_does_with_others(name):
             mean = torch.stack([results[rank][1][step] for rank in group]).mean(0)
             for rank in group:
                 torch.testing.assert_close(results[rank][0][step], mean, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("what", ["acco", "bounded_staleness(0)"])
+def test_sparse_gradients_of_a_plain_module_are_exchanged_too(what):
+    """It is wrapped, where a plan that needs no gradients of others would leave it as it is."""
+    first = Sparse()
+
+    def body(place):
+        model = copy.deepcopy(first)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        group, told = {"group": place.process_group, "timeout_s": 20}, "wrap the module in DistributedDataParallel"
+        with pliant.relax(model, optimizer, "local_sgd", **group) as run, pytest.raises(ValueError, match=told):
+            run.switch(what)
+        with pliant.relax(model, optimizer, what, agreement_every=1, **group) as run:
+            train(run.model, optimizer, place.rank, range(4))
+        return state_of(model)
+
+    one, other = pliant.run_world(2, body, timeout_s=60)
+    assert torch.equal(one, other)
+    assert not torch.equal(one, state_of(first))
 
 
 def test_what_cannot_be_exact_is_refused_before_the_start():

@@ -284,10 +284,10 @@ def test_what_is_owed_to_parameters_that_no_rank_used_is_kept(name, scaled):
     assert float((got - wanted).norm() / wanted.norm()) < 1e-6
 
 
-def alone_steps(place, algorithm, skipped, num_steps, *, wrapped=True, **options):
+def alone_steps(place, algorithm, skipped, num_steps, *, wrapped=True, fused=False, **options):
     """Train on weights that are exchanged; rank 1 alone overflows in some steps."""
     ddp = new_ddp(place, model=Branching, **options)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
     group = {} if wrapped else {"group": place.process_group}
     held = ddp if wrapped else ddp.module
@@ -309,7 +309,7 @@ def alone_steps(place, algorithm, skipped, num_steps, *, wrapped=True, **options
         *(("gossip", True, skipped) for skipped in ({3}, {0}, {0, 1}, {2, 3, 7})),
         *(("local_sgd", True, skipped) for skipped in ({0}, {2, 3, 7})),
         *(("streaming_diloco", True, skipped) for skipped in ({0, 1}, {7})),
-        *((name, False, skipped) for name in ("local_sgd", "choco", "acco") for skipped in ({3}, {2, 3, 7})),
+        *((name, False, skipped) for name in ("local_sgd", "choco", "acco") for skipped in ({3}, {2, 3, 7}, {0, 1})),
     ],
     ids=str,
 )
@@ -323,6 +323,44 @@ def test_a_step_that_one_rank_alone_skips_is_counted(name, wrapped, skipped):
     one, other = pliant.run_world(2, body, timeout_s=60)
     assert torch.equal(one, other)
     assert one.isfinite().all()
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize("name", ["local_sgd", "acco"])
+def test_a_step_whose_update_a_fused_optimizer_leaves_out_counts_once(name, wrapped):
+    """Its step() is called where gradients overflow too, and the scale falls all the same."""
+
+    def body(place):
+        algorithm, skipped = {**ALGORITHMS, **BETWEEN_STEPS}[name], {2, 3, 7}
+        return alone_steps(place, algorithm, skipped, 8, wrapped=wrapped, fused=True, find_unused_parameters=True)
+
+    one, other = pliant.run_world(2, body, timeout_s=60)
+    assert torch.equal(one, other)
+    assert one.isfinite().all()
+
+
+@pytest.mark.parametrize("what", ["acco", "sharded_optimizer", "bounded_staleness(0)"])
+def test_owners_step_for_a_fused_optimizer_without_the_scale(what):
+    """Some when the scaler has left the optimizer already, to which it leaves the scale of a step during that step."""
+
+    def body(place):
+        ends = []
+        for scaled in (False, True):
+            ddp = new_ddp(place)
+            optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9, fused=True)
+            scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled=scaled)
+            with pliant.relax(ddp, optimizer, what, nonfinite="propagate", timeout_s=20):
+                for step in range(6):
+                    x, y = batch(place.rank, step)
+                    optimizer.zero_grad()
+                    scaler.scale(nn.functional.cross_entropy(ddp(x), y)).backward()
+                    scaler.step(optimizer)
+                    scaler.update()
+            ends.append(weights(ddp))
+        return ends
+
+    for plain, scaled in pliant.run_world(2, body, timeout_s=60):
+        torch.testing.assert_close(scaled, plain, rtol=1e-4, atol=1e-5)
 
 
 def test_the_rank_that_skips_takes_part_with_weights_that_have_not_moved():

@@ -257,6 +257,10 @@ NONSENSE = [
         lambda: OptimizerState(name="exp_avg_sq", period=2, averaging=ScatterGather(codec=CodecSpec(name="minmax8"))),
         "since the optimizer divides by it, but the codec minmax8 does",
     ),
+    (
+        lambda: OptimizerState(name="row_var", period=2, averaging=AllReduce(codec=CodecSpec(name="fp16"))),
+        "averaging of 'row_var' must not turn small numbers into 0",
+    ),
     (lambda: Outer(lr=0), "invalid Outer: lr must be above 0, got 0"),
     (lambda: Outer(lr_points=((0.5, 0.1),)), "points are shares of the training, whose length is not known; set total"),
     (

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import pliant
 from pliant.comm import RankContext
+from pliant.comm.base import CommError
 from pliant.engine.plan_resolution import PlanLike
 from pliant_bench.lab.optimizers import make_optimizers, require_optimizer
 from pliant_bench.lab.tasks import LabTask
@@ -95,7 +96,9 @@ class RankOutcome:
     exchanges: int
     """Steps in which it has sent something."""
     weights: dict[str, Tensor]
-    """State of the model at the end, before the run is closed; empty if it is not kept."""
+    """State of the model at the end, before the run is closed; empty if it is not kept, or something was not finite."""
+    lost: str = ""
+    """Error with which an exchange has ended, since another rank had; "" without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,10 +152,18 @@ def first_model(task: LabTask, seed: int) -> nn.Module:
 
 
 def outcome_of(ranks: Sequence[RankOutcome], wall_s: float) -> Outcome:
-    """Return the result of a training of the results of its ranks."""
+    """Return the result of a training of the results of its ranks.
+
+    Raises:
+        RuntimeError: An exchange has failed, though no rank has diverged.
+
+    """
+    diverged, lost = any(rank.diverged for rank in ranks), [rank.lost for rank in ranks if rank.lost]
+    if lost and not diverged:
+        raise RuntimeError(lost[0])
     return Outcome(
         curve=ranks[0].curve,
-        diverged=any(rank.diverged for rank in ranks),
+        diverged=diverged,
         sent_bytes=sum(rank.sent_bytes for rank in ranks) / max(*(rank.taken for rank in ranks), 1),
         exchanges=ranks[0].exchanges,
         wall_s=wall_s,
@@ -180,39 +191,47 @@ class Worker:
         self._optimizers = make_optimizers(recipe.optimizer, self._model, recipe.lr, self._mean)
         self._curve: list[Point] = []
         self._taken = self._sent_bytes = self._exchanges = 0
-        self._diverged = False
+        self._diverged, self._kept = False, dict[str, Tensor]()
 
     def train(self, what: PlanLike) -> RankOutcome:
-        """Train to the end."""
+        """Train to the end; where weights are exchanged, a rank may diverge alone, which ends the others' exchanges."""
+        lost = ""
+        try:
+            with pliant.relax(
+                self._model,
+                self._optimizers,
+                what,
+                group=self._place.process_group,
+                timeout_s=TIMEOUT_S,
+                agreement_every=0,
+                transport="auto" if self._device == "cpu" else "host",
+            ) as run:
+                self._go_on(run)
+        except (pliant.NonFiniteGradientError, CommError) as error:
+            self._place.comm.hang_up()  # for those that wait for a mean
+            self._diverged = self._diverged or isinstance(error, pliant.NonFiniteGradientError)
+            lost = "" if self._diverged else str(error)
+        return RankOutcome(
+            curve=self._curve,
+            taken=self._taken,
+            diverged=self._diverged,
+            sent_bytes=self._sent_bytes,
+            exchanges=self._exchanges,
+            weights=self._kept,
+            lost=lost,
+        )
+
+    def _go_on(self, run: pliant.Run) -> None:
         last = self._recipe.last_step or self._task.steps
-        with pliant.relax(
-            self._model,
-            self._optimizers,
-            what,
-            group=self._place.process_group,
-            timeout_s=TIMEOUT_S,
-            agreement_every=0,
-            transport="auto" if self._device == "cpu" else "host",
-        ) as run:
-            try:
-                while self._taken < last and not self._has_ended():
-                    before = run.stats()["sent_bytes"]
-                    self._step(run.model)
-                    self._count(run.stats()["sent_bytes"] - before)
-                    if self._taken % self._recipe.every == 0 or self._taken == last:
-                        self._judge(run)
-            except pliant.NonFiniteGradientError:
-                self._diverged = True
-            if not self._diverged:
-                run.state_dict()  # what is on its way arrives
-            return RankOutcome(
-                curve=self._curve,
-                taken=self._taken,
-                diverged=self._diverged,
-                sent_bytes=self._sent_bytes,
-                exchanges=self._exchanges,
-                weights=self._weights() if self._recipe.keep_weights else {},
-            )
+        while self._taken < last and not self._has_ended():
+            before = run.stats()["sent_bytes"]
+            self._step(run.model)
+            self._count(run.stats()["sent_bytes"] - before)
+            if self._taken % self._recipe.every == 0 or self._taken == last:
+                self._judge(run)
+        if not self._diverged:
+            run.state_dict()  # what is on its way arrives
+            self._kept = self._weights() if self._recipe.keep_weights else {}
 
     def _step(self, model: nn.Module) -> None:
         rate = self._recipe.lr * rate_factor(self._taken, self._task.steps, self._recipe.decay)

@@ -116,7 +116,7 @@ def pier(
         num_ranks: As for `diloco`.
 
     Raises:
-        ValueError: The training is too short for an outer momentum.
+        ValueError: The training is too short for an outer momentum, or for the warm-up.
 
     >>> [pier(3200).then.outer.momentum_at(step) for step in (0, 320, 3200)]
     [0.9, 0.9, 0.45]
@@ -129,8 +129,13 @@ def pier(
             f"pier is about an outer momentum, for which {total_steps} steps in periods of {period} are too few; set "
             "outer_momentum or a shorter period, or use local_sgd."
         )
+    if not 0 < warmup_steps < total_steps:
+        raise ValueError(
+            f"pier begins with a warm-up that ends within the training, but warmup_steps is {warmup_steps} of "
+            f"{total_steps}; set warmup_steps from 1 to less than total_steps."
+        )
     last = outer.momentum / 2 if last_momentum is None else last_momentum
-    outer = replace(outer, momentum_points=((warmup_steps / max(total_steps, 1), outer.momentum), (1.0, last)))
+    outer = replace(outer, momentum_points=((warmup_steps / total_steps, outer.momentum), (1.0, last)))
     then = LocalSteps(period=period, averaging=averaging_of(averaging), outer=outer)
     return After(steps=warmup_steps, first=AllReduce(), then=then, gathers_momentum=True)
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from pliant.algorithms.executors.owner_ways import owner_ways
@@ -15,6 +16,7 @@ from pliant.engine.algorithm_state import AlgorithmState
 from pliant.engine.comm_thread import CommThread, TaskHandle
 from pliant.engine.comms import Comms
 from pliant.engine.gradient_exchange import NonFiniteGradientError
+from pliant.engine.optimizer_copy import unscale
 from pliant.engine.owned_ranges import in_memory_order
 from pliant.engine.owned_shard import OwnedShard
 from pliant.engine.owner_step import OwnerStep
@@ -56,9 +58,9 @@ class _Group:
         device = next(iter(self.parameters.values())).device
         self.pending = torch.zeros(sum(span.numel for span in self._spans), device=device)
         """Gradients of this rank, (numel,): of the first step, or of both."""
-        numels = [span.numel for span in self._spans]
-        self.pending_of = dict(zip(names, self.pending.split(numels), strict=True))
+        self.pending_of = dict(zip(names, self.pending.split([s.numel for s in self._spans]), strict=True))
         """Parameter -> its part of them, a view."""
+        self._unused = set(names)  # parameters without a gradient of this rank in what is pending
         codec, comm = node.core.payload_codec, comms.of(node)
         self._reduce = ReduceToOwners(
             store.parts_in(self._spans),
@@ -73,24 +75,34 @@ class _Group:
         self._num_ranks, self._seed = comm.size, zlib.crc32(names[0].encode())
 
     @torch.no_grad()
-    def gather(self) -> str:
+    def gather(self, optimizer: Optimizer) -> str:
         """Add the optimizer's gradients to what is pending, and drop them; return which is not finite, or ""."""
+        unscale(optimizer, self.parameters.values())
         for name, parameter in self.parameters.items():
             if (gradient := parameter.grad) is not None:
                 flat = in_memory_order(gradient, parameter) if name in self._cut else as_real(gradient).flatten()
                 self.pending_of[name].add_(flat)
+                self._unused.discard(name)
                 parameter.grad = None
         bad = first_bad(self.pending)
         return "" if bad < 0 else next(span.name for span in reversed(self._spans) if span.offset <= bad)
+
+    def load(self, pending: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+        """Go on from saved gradients and weights, by parameter; from the model's weights where there are none."""
+        for name, x in self.pending_of.items():
+            x.copy_(pending[name])
+        self._unused = {name for name, x in self.pending_of.items() if not bool(x.any())}
+        self.shard.begin(weights)
 
     def exchange(self, step: int, *, trial: bool) -> None:
         """Send gradients to owners, step, and send weights to all, for good or on trial. Collective."""
         self._reduce.sum(self.pending, step << 32 | self._seed)
         if trial:
-            self.shard.step_on_trial(1 / self._num_ranks)
+            self.shard.step_on_trial(1 / self._num_ranks, self._unused)
         else:
+            self.shard.step(0.5 / self._num_ranks, self._unused)
             self.pending.zero_()
-            self.shard.step(0.5 / self._num_ranks)
+            self._unused = set(self.parameters)
         for spread in self.spreads:
             spread.pack(self.shard.weights)
         if trial:
@@ -131,15 +143,15 @@ class AccoStep(Part):
     ) -> None:
         self._groups: dict[Optimizer, list[_Group]] = {}
         for optimizer, each in owned.items():
-            beside = [n for n in each.parameters if store.nodes[n].steps_beside]
             of_node: dict[Exchange, list[str]] = {}
-            for name in beside:
+            for name in (n for n in each.parameters if store.nodes[n].steps_beside):
                 of_node.setdefault(store.nodes[name], []).append(name)
             self._groups[optimizer] = [
                 _Group(names, node, store, each, comms, optimizer) for node, names in of_node.items()
             ]
         self._comms, self._tracer = comms, tracer
         self._hooks = [each.register_state_dict_pre_hook(self._finish_step) for each in owned]
+        self._hooks += [each.register_load_state_dict_pre_hook(self._finish_step) for each in owned]
         device = next(iter(store.parameters.values())).device
         self._comm_thread = CommThread(device, "pliant-acco", tracer)
         self._half = False
@@ -155,7 +167,7 @@ class AccoStep(Part):
         """Take an optimizer's gradients, so that it steps nothing itself."""
         self._wait()
         for group in self._groups.get(optimizer, ()):
-            if bad := group.gather():
+            if bad := group.gather(optimizer):
                 raise NonFiniteGradientError(
                     f"in step {step} rank {self._comms.all.rank} has a NaN or Inf in the gradient of {bad}, and has "
                     "not sent it. Lower the learning rate or clip."
@@ -201,8 +213,8 @@ class AccoStep(Part):
         """Say what is kept, and when the optimizer steps."""
         numel = sum(group.pending.numel() for group in self._all)
         return (
-            f"Acco: the optimizer makes one step for two of yours, with the mean of their gradients; {4 * numel} bytes "
-            "of gradients and as many of weights are kept beside the model."
+            f"Acco: the optimizer makes one step for two of yours, with the mean of their gradients; {8 * numel} bytes "
+            f"of gradients and {4 * numel} of weights are kept beside the model."
         )
 
     @property
@@ -221,9 +233,7 @@ class AccoStep(Part):
     def state(self, saved: Any) -> None:
         half, in_flight = saved["counters"].tolist()
         for group in self._all:
-            for name, x in group.pending_of.items():
-                x.copy_(saved["pending"][name])
-            group.shard.begin({} if half else saved["coming"])  # what comes after the first step is an estimate
+            group.load(saved["pending"], {} if half else saved["coming"])  # the first step's is an estimate
         for spread in self._spreads:
             spread.fill(saved["coming"])
         self._half = bool(half)
@@ -250,8 +260,8 @@ class AccoStep(Part):
 
         self._coming = self._comm_thread.submit(exchange, name="gradients to owners", step=step - 1)
 
-    def _finish_step(self, optimizer: Optimizer) -> None:
-        """Let no state be read while owners step."""
+    def _finish_step(self, *_: object) -> None:
+        """Let no state be read or loaded while owners step."""
         self._comm_thread.drain()
 
     def _wait(self) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pliant.engine.bucket_dispatcher import BucketDispatcher
 from pliant.engine.comm_thread import CommThread
 from pliant.engine.joining import JoinState
+from pliant.engine.nodes import leaves_gradients
 from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.sources import DDPSource, GradientSource, NoGradients
 from pliant.engine.tracer import Tracer
@@ -40,6 +41,6 @@ def gradient_source(
 
         return ShardedSource(relaxed.sharded, relaxed.module, receiver, comm_thread, tracer, begins, trial)
     if relaxed.ddp is None:
-        return NoGradients()
+        return NoGradients(relaxed.parameters, lambda plan: leaves_gradients(plan, relaxed))
     watch = UnusedParameterCheck(relaxed.ddp, relaxed.parameters, begins, wrapped_here=relaxed.wrapped_here)
     return DDPSource(relaxed.ddp, receiver, watch, joining)

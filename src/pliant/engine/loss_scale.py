@@ -3,6 +3,8 @@
 import math
 
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
 from pliant.comm.torch_private import scaler_at_work
 from pliant.engine.algorithm_state import AlgorithmState
@@ -29,6 +31,8 @@ class LossScale:
         """Whether no step was made yet, so that it is not known if there is a scaler."""
         self._early = 0
         """Steps skipped before the scaler was found, as far as they were noticed."""
+        self._left_out: dict[int, Tensor] = {}
+        """Id of a fused optimizer -> whether it has left out the update of its last step."""
         self._loaded = False
         """Whether gradients of a saved run are kept in that scale, and its scaler has not been found yet."""
 
@@ -65,6 +69,14 @@ class LossScale:
             self.num_skipped += max(0, min(passes - 1, total) - self._early)
         self._scaler, self._unit, self._loaded = scaler, float(scaler.get_scale()), False
 
+    def watch(self, optimizer: Optimizer) -> None:
+        """Note that an optimizer steps; to be called in its step.
+
+        A fused one is called where gradients overflow too, and leaves out its update: such a step is counted by itself.
+        """
+        if (overflows := getattr(optimizer, "found_inf", None)) is not None:
+            self._left_out[id(optimizer)] = overflows
+
     def skip(self) -> None:
         """Note a step that was skipped before the first one was made."""
         self.num_skipped += 1
@@ -94,7 +106,11 @@ class LossScale:
         before = self._unit
         if self._scaler is not None:
             self._unit = float(self._scaler.get_scale())
-            self.num_skipped += _skips(before, self._unit, self._scaler)
+            skipped = _skips(before, self._unit, self._scaler)
+            if skipped and any(map(bool, self._left_out.values())):
+                skipped -= 1
+                self._left_out.clear()
+            self.num_skipped += skipped
         return self._unit / before
 
 

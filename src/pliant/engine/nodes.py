@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from pliant.engine.relaxed_model import RelaxedModel, name_without_wrappers
 from pliant.spec import AllReduce, Exchange, SyncPlan
 
-__all__ = ["layer_classes", "nodes_for", "sparse_parameters"]
+__all__ = ["layer_classes", "leaves_gradients", "nodes_for", "sparse_parameters"]
 
 
 def nodes_for(
@@ -50,6 +50,13 @@ def nodes_for(
         if not nodes[name].exchanges_weights:
             nodes[name] = exact
     return nodes
+
+
+def leaves_gradients(plan: SyncPlan, relaxed: RelaxedModel) -> bool:
+    """Say whether all gradients of a model stay with their rank; sparse ones do where only weights are exchanged."""
+    if all(rule.exchange.exchanges_weights for rule in plan.rules):
+        return plan.leaves_gradients
+    return plan.leaves_gradients and not sparse_parameters(relaxed.module, relaxed.parameters)
 
 
 def sparse_parameters(module: nn.Module, parameters: Mapping[str, Tensor]) -> list[str]:

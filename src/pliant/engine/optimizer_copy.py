@@ -2,19 +2,20 @@
 
 import copy
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from pliant.engine.optimizer_state import clone_optimizer
 from pliant.engine.owned_ranges import OwnedRanges
 
-__all__ = ["OptimizerCopy"]
+__all__ = ["OptimizerCopy", "unscale"]
 
 _OF_SCALER = ("grad_scale", "found_inf")
-"""What a GradScaler leaves on a fused optimizer before it steps."""
+"""What a GradScaler leaves on a fused optimizer before it steps, and takes away behind its step."""
 
 
 class OptimizerCopy:
@@ -55,6 +56,11 @@ class OptimizerCopy:
         groups = self._optimizer.param_groups
         self._stepper.param_groups = [{**groups[k], "params": held} for k, held in self._groups]
 
+    def follow_scaler(self) -> None:
+        """Step gradients as the user's optimizer does, which is in its step: a fused one may have to unscale them."""
+        for name in _OF_SCALER:
+            setattr(self._stepper, name, getattr(self._optimizer, name, None))
+
     def take_states(self) -> None:
         """Go on from the states of the user's optimizer, whole ones or what is owned of them."""
         states = self._optimizer.state
@@ -83,12 +89,25 @@ class OptimizerCopy:
         if not self._groups:
             return
         optimizer = self._optimizer
-        for name in _OF_SCALER:
-            setattr(self._stepper, name, getattr(optimizer, name, None))
         self._stepper.step()
         for own, vector in zip(self._owned, self._vectors, strict=True):
             if vector in self._stepper.state:  # an entry of its own, once there is something in it
                 optimizer.state[own.parameter] = self._stepper.state[vector]
+
+
+@torch.no_grad()
+def unscale(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
+    """Take the loss scale from gradients that owners step with later, where a GradScaler leaves that to a fused step.
+
+    Drop them all where one has overflowed, as such a step would.
+    """
+    scale, overflows = (getattr(optimizer, name, None) for name in _OF_SCALER)
+    is_left_out = overflows is not None and bool(overflows)
+    for parameter in parameters:
+        if is_left_out:
+            parameter.grad = None
+        elif parameter.grad is not None and scale is not None:
+            parameter.grad.div_(scale)
 
 
 def _copied(state: Mapping[str, Any], into: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Weights that a rank owns, apart from those that it computes with, stepped by a copy of the user's optimizer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -42,27 +42,27 @@ class OwnedShard:
         for own in self._owned:
             real = as_real(self.weights[own.name])
             pack(real.view(-1), own.views(weights.get(own.name, own.parameter)))
-        self._copy.take_states()
         self.follow_schedule()
 
     def follow_schedule(self) -> None:
-        """Copy learning rates and other settings from the user's optimizer."""
+        """Copy learning rates and other settings from the user's optimizer, and take over a state loaded into it."""
         self._copy.follow_schedule()
+        self._copy.take_states()
 
     @torch.no_grad()
-    def step(self, factor: float) -> None:
-        """Step with the gradients times a factor."""
-        self._place_gradients(factor)
+    def step(self, factor: float, unused: Collection[str] = ()) -> None:
+        """Step with the gradients times a factor, but for parameters of `unused` for which none has come."""
+        self._place_gradients(factor, unused)
         self._copy.step()
 
     @torch.no_grad()
-    def step_on_trial(self, factor: float) -> None:
+    def step_on_trial(self, factor: float, unused: Collection[str] = ()) -> None:
         """Step likewise, but leave the optimizer's state as it is; `undo` brings the weights back."""
         if not self._before:
             self._before = [torch.empty_like(weight) for weight in self.weights.values()]
         for before, weight in zip(self._before, self.weights.values(), strict=True):
             before.copy_(weight)
-        self._place_gradients(factor)
+        self._place_gradients(factor, unused)
         self._copy.step_on_trial()
 
     @torch.no_grad()
@@ -71,8 +71,11 @@ class OwnedShard:
         for before, weight in zip(self._before, self.weights.values(), strict=True):
             weight.copy_(before)
 
-    def _place_gradients(self, factor: float) -> None:
+    def _place_gradients(self, factor: float, unused: Collection[str]) -> None:
         self._gradient.mul_(factor)
-        for weight, gradient in zip(self.weights.values(), self._gradients, strict=True):
+        for (name, weight), gradient in zip(self.weights.items(), self._gradients, strict=True):
+            if name in unused and not bool(gradient.any()):
+                weight.grad = None  # as a plain optimizer finds it, which then leaves weight and state alone
+                continue
             own = gradient.to(weight.device, weight.dtype.to_real())
             weight.grad = torch.view_as_complex(own) if weight.is_complex() else own

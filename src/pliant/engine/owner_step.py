@@ -105,6 +105,7 @@ class OwnerStep:
         for own, vector in zip(self._cut, self._vectors, strict=True):
             pack(vector, own.views(own.parameter))
         self._copy.follow_schedule()
+        self._copy.follow_scaler()
         self._copy.take_states()
         self._copy.step()
         for own, vector in zip(self._cut, self._vectors, strict=True):

@@ -142,7 +142,7 @@ class Servers(Part):
         """Send an optimizer's gradients to the owners, and receive weights from them."""
         if optimizer in self._served:
             with self._tracer.record_wait():
-                self._served[optimizer].step(step)
+                self._served[optimizer].step(optimizer, step)
 
     def settle(self, step: int) -> None:
         """Wait until all gradients are used. Collective."""

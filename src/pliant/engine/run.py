@@ -105,8 +105,10 @@ class Run(SavesParts, MeasuresSteps, ABC):
         self.require_own_weights("an optimizer's step")
         self._comm_thread.raise_error()
         self._dispatcher.raise_late_error()
-        self._dispatcher.scale.notice(self._gradients.store, self._dispatcher.num_backwards)
+        passes = max(self._dispatcher.num_backwards, self._source.num_passes)
+        self._dispatcher.scale.notice(self._gradients.store, passes)
         self.catch_up()
+        self._dispatcher.scale.watch(optimizer)
         for part in self._parts:
             part.before_step(optimizer, self._dispatcher.step)
 

@@ -15,6 +15,7 @@ from pliant.engine.ddp_hook import install_hook
 from pliant.engine.elastic import Elastic, start_elastic
 from pliant.engine.gradient_exchange import NonFinite
 from pliant.engine.initial_sync import broadcast_optimizer, broadcast_tensors, require_same_model
+from pliant.engine.nodes import leaves_gradients
 from pliant.engine.plan_resolution import require_plan
 from pliant.engine.relaxed_model import RelaxedModel, claim, release
 from pliant.engine.run import FixedRun, Run
@@ -70,7 +71,7 @@ def start_run(
     claim(relaxed)
     comm, run = None, None
     try:
-        if relaxed.ddp is None and relaxed.sharded is None and not plan.leaves_gradients:
+        if relaxed.ddp is None and relaxed.sharded is None and not leaves_gradients(plan, relaxed):
             relaxed.wrap(group)
         own_comm, host, chosen = connect(relaxed.group, device, transport, hosts, (timeout_s, start_timeout_s), asked)
         comm, report = RecordedComm(own_comm), error_reporter(host)

@@ -15,6 +15,7 @@ from pliant.codecs import Codec
 from pliant.comm.base import Comm, CommError, Work, duplicate
 from pliant.engine.gradient_exchange import NonFiniteGradientError
 from pliant.engine.messages import Message, wait_for, waiting_thread
+from pliant.engine.optimizer_copy import unscale
 from pliant.engine.owned_ranges import OwnedRanges, unpack
 from pliant.engine.owner_step import OwnerStep
 from pliant.engine.server_question import Question
@@ -95,11 +96,12 @@ class ServerThreads:
 
     # - The rank that computes
 
-    def step(self, step: int) -> None:
-        """Send the gradients to the owners, drop them from the optimizer, and receive weights."""
+    def step(self, optimizer: Optimizer, step: int) -> None:
+        """Send the gradients to the owners, drop them from the user's optimizer, and receive weights."""
         if self._staleness > 0:
             self._take()
         parameters = {own.name: own.parameter for held in self._held.values() for own in held}
+        unscale(optimizer, parameters.values())
         gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in parameters.items()}
         for rank, held in self._held.items():
             theirs = [view for own in held for view in own.views(gradients[own.name])]

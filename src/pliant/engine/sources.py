@@ -1,6 +1,9 @@
 """Sources of gradients: objects that give the buckets of a backward pass to a run."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Protocol
 
 from torch import Tensor
@@ -60,6 +63,11 @@ class GradientSource(Part):
     """Whether a pass may leave out parameters."""
 
     @property
+    def num_passes(self) -> int:
+        """Backward passes before the first step, where no receiver counts them."""
+        return 0
+
+    @property
     def joins(self) -> bool:
         """Whether ranks may be missing in the pass that has begun."""
         return False
@@ -116,15 +124,53 @@ class GradientSource(Part):
 
 
 class NoGradients(GradientSource):
-    """A module that hands over no gradients, since nothing around it collects them: weights are what it exchanges."""
+    """A module that hands over no gradients, since nothing around it collects them: weights are what it exchanges.
+
+    Args:
+        parameters: Name -> parameter, of those that are trained.
+        leaves: Says of a plan whether it leaves all gradients with their rank.
+
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor] = MappingProxyType({}),
+        leaves: Callable[[SyncPlan], bool] = lambda plan: plan.leaves_gradients,
+    ) -> None:
+        self._leaves = leaves
+        self._passes: Counter[str] = Counter()
+        # A GradScaler may skip steps before it is found in the first that it makes.
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(_count, self._passes, name))
+            for name, parameter in parameters.items()
+        ]
+
+    @property
+    def num_passes(self) -> int:
+        """Backward passes before the first step."""
+        return max(self._passes.values(), default=0)
+
+    def before_step(self, optimizer: Optimizer, step: int) -> None:
+        """Count no more."""
+        self.close()
+
+    def close(self) -> None:
+        """Remove the hooks from parameters."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     def require_carried(self, plan: SyncPlan) -> None:
         """Raise ValueError for a plan that exchanges gradients."""
-        if not plan.leaves_gradients:
+        if not self._leaves(plan):
             raise ValueError(
                 "this run began on a plain module with a plan that exchanges weights only, so that nobody hands over "
                 "its gradients, but the new plan exchanges gradients; wrap the module in DistributedDataParallel."
             )
+
+
+def _count(passes: Counter[str], name: str, _: Tensor) -> None:
+    passes[name] += 1
 
 
 class DDPSource(GradientSource):

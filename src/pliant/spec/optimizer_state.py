@@ -9,7 +9,12 @@ from pliant.spec.timing import Timing
 
 __all__ = ["OptimizerState"]
 
-_DIVISORS = frozenset({"exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "acc_delta", "sum"})
+_DIVISORS = frozenset(
+    {
+        *("exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "acc_delta", "sum"),
+        *("row_var", "col_var", "variance"),
+    }
+)
 """Names that torch's optimizers give to what is never negative, and which a step divides by."""
 
 

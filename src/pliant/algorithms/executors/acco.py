@@ -23,8 +23,9 @@ class AccoExecutor:
 
     An exchange may take as long as a whole step, forward and backward, and no gradient is late: each was taken at the
     weights, or at an estimate of them. Bytes per step of the loop: those of an all-reduce, 2 (n-1)/n N, so twice those
-    per step of the optimizer. Memory: N for gradients, N for the weights that come, and 1/n of a copy of weights and
-    of the optimizer's state. The engine does it all between steps (`engine.acco`); gradients stay in backward.
+    per step of the optimizer. Memory: 2N for gradients, (n-1)/n N for those of others, N for the weights that come,
+    and 1/n of a copy of weights and of the optimizer's state. The engine does it all between steps (`engine.acco`);
+    gradients stay in backward.
     """
 
     node: Acco
