@@ -123,8 +123,6 @@ def relax(
 
 
 def _tune(auto: Auto, run: Run, comm: Comm) -> None:
-    try:
-        from pliant.autotune.start import start_tuning  # only here: what it learns with is an extra
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"auto needs {error.name}; install it with: pip install 'pliant[plan]'.") from None
+    from pliant.autotune.start import start_tuning  # only here: other runs need no planner
+
     run.tuner = start_tuning(run, auto, comm)

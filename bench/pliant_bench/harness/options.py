@@ -85,7 +85,7 @@ Steps = Annotated[
 ]
 EvaluateEvery = Annotated[int, typer.Option(help="Steps between evaluations, with --train.")]
 MaxEpochs = Annotated[float, typer.Option(help="Fewer training steps if these epochs are fewer; 0: no.")]
-MaxSeconds = Annotated[float, typer.Option(help="End an arm after so much training time; 0: never (--demo: 75).")]
+MaxSeconds = Annotated[float, typer.Option(help="End an arm after so much training time; 0: never (--demo: 65).")]
 Batch = Annotated[
     int | None,
     typer.Option(help="Images (64; --demo: 32, --kill: 16) or lines of text (16) per rank and step."),

@@ -64,7 +64,7 @@ def between_hosts(algorithm: AlgorithmLike) -> BetweenHosts:
     """Sum exactly inside each host, and run an algorithm between hosts.
 
     Raises:
-        ValueError: The algorithm is between hosts already, or has owners.
+        ValueError: The algorithm is between hosts already, has owners at a free pace, or meets in pairs.
 
     >>> from pliant import qsgd
     >>> str(between_hosts(qsgd()))

@@ -31,7 +31,7 @@ class RunStats(TypedDict):
     curvature_s: float
     """Time that estimates of the curvature have taken, for algorithms that ask for it; 0 without such."""
     ratio: float
-    """Ratio that `dynamic` has set last; 0 without it, or before its first decision."""
+    """Ratio that `with_target` has set last; 0 without it, or before its first decision."""
     connections: int
     """Connections between each two ranks, over which large messages are divided."""
     connections_why: str
