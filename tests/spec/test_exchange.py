@@ -285,7 +285,7 @@ NONSENSE = [
     (lambda: After(steps=1, first=Gossip(), then=AllReduce()), "first must exchange gradients"),
     (
         lambda: After(steps=1, first=AllReduce(), then=CompressedMomentum(beta=0.9, warmup_steps=3)),
-        "then has a momentum with a warm-up of its own.*use its warmup_steps",
+        "then has a momentum, which is followed from the first step on.*CompressedMomentum has warmup_steps of its own",
     ),
     (
         lambda: After(steps=1, first=AllReduce(), then=AllGather(codec=TOPK, target=TARGET)),
