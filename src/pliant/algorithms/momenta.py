@@ -24,9 +24,9 @@ def ef21_muon(averaging: AlgorithmLike | None = None, *, momentum: float = 0.95)
 def dion(rank: int = 64, *, momentum: float = 0.95, schedule: ScheduleLike = "ring") -> LowRank:
     """Exchange the part of this rank of momenta that stay with their ranks (Dion, Ahn et al., arXiv:2504.05295).
 
-    For matrices that `pliant.Dion` or Muon steps, with a momentum of 0 of its own, as in ``relax(model, [dion, adamw],
-    "dion")``, which takes the rank from `pliant.Dion`. AdamW's gradients are averaged exactly. Matrices for which two
-    factors are no smaller send their momentum whole. `schedule` is as for `allreduce`. Details: `LowRankExecutor`.
+    For matrices that `pliant.Dion` steps, with a momentum of 0 of its own, as in ``relax(model, [dion, adamw],
+    "dion")``, which takes the rank from there. AdamW's gradients are averaged exactly. Matrices for which two factors
+    are no smaller send their momentum whole. `schedule` is as for `allreduce`. Details: `LowRankExecutor`.
 
     >>> str(dion(rank=16))
     'LowRank(rank=16, momentum=0.95)'
