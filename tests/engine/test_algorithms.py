@@ -438,7 +438,7 @@ def test_a_bare_name_spares_small_parameters():
             continue
         plan = resolve_plan(name, optimizer_for(name, [torch.zeros(1)]))
         small, large = (plan.exchange_for("x", "Linear", numel) for numel in (8192, 8193))
-        # powersgd and tasc send small ones whole by themselves; where weights or momenta are exchanged, gradients are not.
+        # powersgd and tasc send small ones whole by themselves; some rows exchange no gradients.
         spared = large.error_feedback != "none" and name not in ("powersgd", "tasc") and large.kind == "gradients"
         assert small == (pliant.allreduce() if spared else large)
         assert plan.name == name

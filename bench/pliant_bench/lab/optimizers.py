@@ -30,7 +30,7 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _beside_adamw(model: nn.Module, lr: float, make: Callable[..., Optimizer], **settings: Any) -> list[Optimizer]:
-    """Return an optimizer of hidden matrices, with updates as large as AdamW's, and AdamW for all others, at one rate."""
+    """Return an optimizer of hidden matrices, with updates as large as AdamW's, and AdamW for all others."""
     hidden = hidden_matrices(model)
     theirs = {id(parameter) for parameter in hidden}
     others = [parameter for parameter in model.parameters() if id(parameter) not in theirs]

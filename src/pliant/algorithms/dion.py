@@ -77,7 +77,7 @@ class Dion(Optimizer):
             if p.ndim != 2 or p.is_complex() or hasattr(p, "placements"):  # as those of a DTensor
                 raise ValueError(
                     f"Dion steps whole matrices of real numbers, but got a {type(p).__name__} of {p.dtype} with the "
-                    f"shape {tuple(p.shape)}; give it to an optimizer beside this, as in [Dion(matrices), AdamW(others)]."
+                    f"shape {tuple(p.shape)}; give it to another optimizer, as in [Dion(matrices), AdamW(others)]."
                 )
 
     @torch.no_grad()

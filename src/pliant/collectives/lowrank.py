@@ -16,7 +16,7 @@ __all__ = ["LowRankAverage", "first_factor"]
 
 
 def first_factor(r: int, m: int) -> Tensor:
-    """Return the right factor with which a matrix of m columns begins, float32 (r, m), random and alike on all ranks."""
+    """Return the right factor, float32 (r, m), with which matrices of m columns begin: random, alike on all ranks."""
     return torch.randn(r, m, generator=torch.Generator().manual_seed(m * 31 + r))
 
 

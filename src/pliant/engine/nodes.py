@@ -70,8 +70,8 @@ def _spare_adaptive(nodes: dict[str, Exchange], steppers: Mapping[str, Optimizer
     for node, optimizer in spared.items():
         if node not in nodes.values():
             raise ValueError(
-                f"the plan hands over momenta ({node}) in the place of the optimizer's own, but all of their parameters "
-                f"are stepped by {optimizer_name(optimizer)}, which needs gradients; give relax() [Muon(matrices, "
+                f"the plan hands over momenta ({node}) in the place of the optimizer's own, but all its parameters are "
+                f"stepped by {optimizer_name(optimizer)}, which needs gradients; give relax() [Muon(matrices, "
                 "momentum=0), AdamW(all others)], or choose an algorithm that exchanges gradients."
             )
 

@@ -23,16 +23,16 @@ class MomentumDifferencesExecutor:
 
     Gruntkowska et al., EF21-Muon (arXiv:2510.00643), Algorithm 3, for a rank i:
 
-        M_i <- mu M_i + (1 - mu) g_i        its momentum
-        R_i <- C(M_i - G_i);  G_i <- G_i + R_i      G_i is what all know of it
-        G   <- G + mean of R_i              the optimizer makes G orthogonal, and steps
+        M_i <- mu M_i + (1 - mu) g_i            its momentum
+        R_i <- C(M_i - G_i);  G_i <- G_i + R_i  what all know of it
+        G   <- G + mean of R_i                  the optimizer makes G orthogonal, and steps
 
     All begin at 0, which all know, so that G_0 = C(M_0) without a message before. A node of gradients carries C with
     error feedback: what it keeps, e_i, is M_i - G_i, so that it is given what M_i has moved by, (1 - mu) (g_i - M_i),
     and sends C(e_i + that). Where it codes its mean as well, the owner keeps that error; the paper codes the model's
-    moves there. With no codec G is the mean momentum, and on one rank its own. Under SGD without momentum it is EF21-SGDM
-    (Fatkhullin et al., arXiv:2305.15155). Bytes: those of the averaging. Memory: momentum, estimate and what the
-    averaging keeps; one bucket more.
+    moves there. With no codec G is the mean momentum, and on one rank its own. Under SGD without momentum this is
+    EF21-SGDM (Fatkhullin et al., arXiv:2305.15155). Bytes: those of the averaging. Memory: momentum, estimate and what
+    the averaging keeps; one bucket more.
     """
 
     node: MomentumDifferences
@@ -50,8 +50,7 @@ class MomentumDifferencesExecutor:
         """Let the momentum follow the gradient, average its moves, and add them to the estimate."""
         moved, workspace = state.workspace
         g, m, known = bucket.flat, state.flat["momentum"], state.flat["estimate"]
-        torch.sub(g, m, out=moved).mul_(1 - self.node.momentum)
-        g.copy_(moved)
+        moved.copy_(g.sub_(m).mul_(1 - self.node.momentum))
         if comm.size > 1:
             self.averaging.on_ready(bucket, replace(state, workspace=workspace), comm, context)
         # All ranks see an overflow on any, and skip the step: then no momentum has moved, and nothing is known of it.
