@@ -76,7 +76,7 @@ GIVEN = {
     "decoupled_momentum": p.decoupled_momentum(ratio=0.1, momentum=0.9),
     "demo-mean": p.decoupled_momentum(ratio=0.1, block=48, momentum=0.9, signed=False),
     "ef21_muon": p.ef21_muon(momentum=0.5),
-    "ef21-topk": p.ef21_muon(p.topk(0.2), momentum=0.5),
+    "ef21-topk": p.ef21_muon(p.topk(0.2), momentum=0.5, nesterov=True),
     "ef21-rank": p.ef21_muon(p.powersgd(rank=2), momentum=0.5),
     "dion": p.dion(rank=2, momentum=0.5),
     "tasc": p.tasc(0.06, block=16, power=0),

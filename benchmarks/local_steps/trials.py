@@ -93,8 +93,8 @@ WINNERS = (*BASELINES, MAIN[0], MAIN[2], MAIN[3], MAIN[4])
 OF_MUON = (
     MUON_DDP,
     *(Arm(name=f"gradients, {name}", algorithm=name, optimizer="Muon") for name in ("onebit", "int4", "powersgd")),
-    Arm(name="ef21 onebit", algorithm="ef21_muon(averaging=onebit)", optimizer="Muon(momentum=0)"),
-    Arm(name="ef21 int4", algorithm="ef21_muon(averaging=int4)", optimizer="Muon(momentum=0)"),
+    Arm(name="ef21 onebit", algorithm="ef21_muon(averaging=onebit, nesterov=True)", optimizer="Muon(momentum=0)"),
+    Arm(name="ef21 int4", algorithm="ef21_muon(averaging=int4, nesterov=True)", optimizer="Muon(momentum=0)"),
     Arm(name="dion", algorithm="dion(rank=16)", optimizer="Dion(momentum=0)"),
 )
 ON_DEVICE = Cell(size="125M", windows=128, steps=500)

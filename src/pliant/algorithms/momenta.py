@@ -7,18 +7,22 @@ from pliant.spec import LowRank, MomentumDifferences
 __all__ = ["dion", "ef21_muon"]
 
 
-def ef21_muon(averaging: AlgorithmLike | None = None, *, momentum: float = 0.95) -> MomentumDifferences:
+def ef21_muon(
+    averaging: AlgorithmLike | None = None, *, momentum: float = 0.95, nesterov: bool = False
+) -> MomentumDifferences:
     """Exchange differences of momenta to what all ranks know of them (EF21-Muon, Gruntkowska et al., arXiv:2510.00643).
 
     `averaging` is how they travel: in 4 bits if None; `onebit`, `sigma2`, `topk` and `powersgd` fit, `allreduce` is
     exact. For matrices that Muon steps, with a momentum of 0 of its own, as in ``relax(model, [muon, adamw],
-    "ef21_muon")``: AdamW's gradients are averaged exactly. Details: `MomentumDifferencesExecutor`.
+    "ef21_muon")``: AdamW's gradients are averaged exactly. `nesterov` is Muon's default, not the paper's. Details:
+    `MomentumDifferencesExecutor`.
 
     >>> from pliant import onebit
     >>> str(ef21_muon(onebit()))
     "MomentumDifferences(averaging=ScatterGather(codec=sign, feedback='both'))"
     """
-    return MomentumDifferences(averaging=int4() if averaging is None else node_of(averaging), momentum=momentum)
+    inner = int4() if averaging is None else node_of(averaging)
+    return MomentumDifferences(averaging=inner, momentum=momentum, nesterov=bool(nesterov))
 
 
 def dion(rank: int = 64, *, momentum: float = 0.95, schedule: ScheduleLike = "ring") -> LowRank:

@@ -95,6 +95,8 @@ class MomentumDifferences(Exchange):
     made_by: ClassVar[str] = "executors.momentum_differences:MomentumDifferencesExecutor"
     momentum: _Decay = 0.95
     """Decay of each rank's momentum; the optimizer's own must be 0."""
+    nesterov: bool = False
+    """Whether the result looks ahead, by the momentum's share of what was added last."""
     averaging: Exchange
     """Mean of the differences, exact or with error feedback: what is lost once is lost in all later steps."""
 

@@ -30,9 +30,10 @@ class MomentumDifferencesExecutor:
     All begin at 0, which all know, so that G_0 = C(M_0) without a message before. A node of gradients carries C with
     error feedback: what it keeps, e_i, is M_i - G_i, so that it is given what M_i has moved by, (1 - mu) (g_i - M_i),
     and sends C(e_i + that). Where it codes its mean as well, the owner keeps that error; the paper codes the model's
-    moves there. With no codec G is the mean momentum, and on one rank its own. Under SGD without momentum this is
-    EF21-SGDM (Fatkhullin et al., arXiv:2305.15155). Bytes: those of the averaging. Memory: momentum, estimate and what
-    the averaging keeps; one bucket more.
+    moves there. With no codec G is the mean momentum, and on one rank its own. With `nesterov` the result is G + mu
+    times what G has just moved by: without a codec mu G + (1 - mu) mean g, as of torch's Muon. Under SGD without
+    momentum this is EF21-SGDM (Fatkhullin et al., arXiv:2305.15155). Bytes: those of the averaging. Memory: momentum,
+    estimate and what the averaging keeps; one bucket more.
     """
 
     node: MomentumDifferences
@@ -49,6 +50,7 @@ class MomentumDifferencesExecutor:
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Let the momentum follow the gradient, average its moves, and add them to the estimate."""
         moved, workspace = state.workspace
+        ahead = self.node.momentum if self.node.nesterov else 0.0
         g, m, known = bucket.flat, state.flat["momentum"], state.flat["estimate"]
         moved.copy_(g.sub_(m).mul_(1 - self.node.momentum))
         if comm.size > 1:
@@ -58,10 +60,11 @@ class MomentumDifferencesExecutor:
             finite = finite_flag(g)
             keep_unless(finite, m, m + moved)
             keep_unless(finite, known, known + g)
-            keep_unless(finite, g, known)
+            keep_unless(finite, g, torch.add(known, g, alpha=ahead))
         elif all_finite(g):
             m.add_(moved)
-            g.copy_(known.add_(g))
+            known.add_(g)
+            torch.add(known, g, alpha=ahead, out=g)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse a second momentum in the optimizer."""
