@@ -75,6 +75,10 @@ GIVEN = {
     "topk-fading": p.topk(0.1, decay=0.9, momentum=0.5),
     "decoupled_momentum": p.decoupled_momentum(ratio=0.1, momentum=0.9),
     "demo-mean": p.decoupled_momentum(ratio=0.1, block=48, momentum=0.9, signed=False),
+    "ef21_muon": p.ef21_muon(momentum=0.5),
+    "ef21-topk": p.ef21_muon(p.topk(0.2), momentum=0.5, nesterov=True),
+    "ef21-rank": p.ef21_muon(p.powersgd(rank=2), momentum=0.5),
+    "dion": p.dion(rank=2, momentum=0.5),
     "tasc": p.tasc(0.06, block=16, power=0),
     "tasc-dgc": p.tasc(0.06, block=16, power=0, momentum=0.9, ramp_steps=4, rescore=1),
     "tasc-rows": p.tasc(0.4, block=0, power=0, value_bits=16, relief=2),
@@ -140,7 +144,7 @@ BETWEEN_STEPS = {name: node for name, node in ROWS.items() if node.weights_may_d
 
 VARIANTS = {
     *("fp16", "qsgd", "qsgd4", "terngrad", "natural", "int4", "worker-only", "powersgd2", "blocktopk", "demo-mean"),
-    *("sigma2", "topk-fading", "sparse_loco-whole"),
+    *("sigma2", "topk-fading", "sparse_loco-whole", "ef21-topk", "ef21-rank"),
     *("tasc", "tasc-dgc", "tasc-rows", "tasc-fresh", "tasc-float", "tasc-leader", "tasc-difference"),
     *("every-exact", "owner-qsgd", "late-onebit", "late-ahead", "topk-dynamic"),
     *("gossip-matching", "dcd", "local_sgd-delayed", "no_loco-fragments", "stale-free", "outer-points", "des_loc-warm"),
@@ -166,3 +170,8 @@ def optimizer_for(name: str, parameters, lr: float = 0.05) -> torch.optim.Optimi
 def needs_its_optimizer(name: str) -> bool:
     """Say whether a row needs what `optimizer_for` gives it, which takes no sparse gradients."""
     return name == "onebit_adam" or (name in ROWS and bool(averaged_states(ROWS[name])))
+
+
+def takes_sparse(name: str) -> bool:
+    """Say whether a row trains tables whose gradients are sparse, beside others."""
+    return not needs_its_optimizer(name) and (name not in ROWS or ROWS[name].kind != "momentum")

@@ -49,7 +49,7 @@ def outcome_at(best):
 
 def run_job(load, monkeypatch, folder, out, trials, best=2.0**-5, *arguments):
     job = load("measure")
-    monkeypatch.setattr(job, "read", lambda: trials)
+    monkeypatch.setattr(job, "read", lambda path: trials)
     monkeypatch.setattr(job, "train", outcome_at(best))
     job.main(["--out", str(out), "--text", folder, *arguments])
     return lines_of(out)
@@ -62,14 +62,23 @@ def lines_of(out):
 
 def test_the_list_of_trials_is_what_its_command_makes(load):
     trials = load("trials")
-    assert trials.read() == json.loads(json.dumps(trials.listed()))
-    keys = [trials.key_of(each) for each in trials.read()]
-    assert len(set(keys)) == len(keys)
+    for path, listed in ((trials.LIST, trials.listed()), (trials.MUON_LIST, trials.listed_of_muon())):
+        assert trials.read(path) == json.loads(json.dumps(listed))
+        keys = [trials.key_of(each) for each in listed]
+        assert len(set(keys)) == len(keys)
     later = {"des_loc", "mt_dao", "pier", "acco", "delayed_nesterov"}
     for text in {each["algorithm"] for each in trials.read()}:
         known = text.replace("{steps}", "1000")
         assert text.split("(")[0] in later or "total_steps" in text or pliant.parse(known)
     assert {each["device"] for each in trials.read() if each["size"] == "125M"} == {"cuda"}
+
+
+def test_what_muon_needs_is_tried_with_optimizers_that_there_are(load, folder):
+    trials = load("trials")
+    for algorithm, optimizer in {(each["algorithm"], each["optimizer"]) for each in trials.listed_of_muon()}:
+        outcome = train(task(folder), algorithm, recipe(optimizer=optimizer))
+        assert not outcome.diverged, algorithm
+        assert outcome.sent_bytes > 0
 
 
 def test_a_rate_is_tuned_short_and_checked_long(load, monkeypatch, folder, tmp_path, capsys):
@@ -138,7 +147,7 @@ def test_the_page_has_ratios_of_the_same_seeds(load, monkeypatch, folder, tmp_pa
     listed = [*trials.in_cell(arms, trials.BASE, (0, 1)), trials.record("scaled", arms[1], trials.BASE, times=2.0)]
     out = tmp_path / "out"
     run_job(load, monkeypatch, folder, out, listed)
-    monkeypatch.setattr(load("page"), "read", lambda: [*listed, *trials.in_cell(trials.MAIN, trials.BASE, (0,))])
+    monkeypatch.setattr(load("page"), "read", lambda path: [*listed, *trials.in_cell(trials.MAIN, trials.BASE, (0,))])
     capsys.readouterr()
     load("page").main([str(out)])
     told = capsys.readouterr().out

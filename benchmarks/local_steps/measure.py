@@ -3,6 +3,7 @@
 ``nice -n 19 python benchmarks/local_steps/measure.py --out results.jsonl --seconds 5000``
 ``python benchmarks/local_steps/measure.py --out results.jsonl --list``          carries out nothing
 ``python benchmarks/local_steps/measure.py --out results.jsonl --device cuda``   the trials of 125 M parameters
+``python benchmarks/local_steps/measure.py --out results.jsonl --trials trials_muon_seed1.jsonl``   another list
 
 The list of trials, with seeds, is `trials_seed1.jsonl` (see `trials.py`). A trial needs one or more trainings, and each
 finished training is one line of the file: the same command goes on where it stopped. Nothing is timed, so the machine
@@ -22,7 +23,7 @@ from pathlib import Path
 
 import torch
 from rates import KEY, NotTrainedError, Rates, Trainings, from_file, loss_of
-from trials import Record, key_of, read
+from trials import LIST, Record, key_of, read
 
 import pliant
 from pliant_bench.lab.language import language_task, text_name
@@ -132,16 +133,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=0.0, help="no training begins after so many seconds; 0: none")
     parser.add_argument("--only", action="append", help="pattern over kind/optimizer/arm/size/...; repeatable")
     parser.add_argument("--device", default="cpu", help="cpu, or an accelerator such as cuda")
+    parser.add_argument("--trials", type=Path, default=LIST, help="list of trials that trials.py has written")
     parser.add_argument("--text", default="", help="folder of text files")
     parser.add_argument("--list", action="store_true", help="say which trials are done, and carry out none")
     given = parser.parse_args(argv)
     torch.set_num_threads(1)
     trainings, patterns = Trainings(given.out), given.only or ["*"]
     kind = "cpu" if given.device == "cpu" else "cuda"
-    asked = [trial for trial in read() if any(fnmatch.fnmatchcase(key_of(trial), each) for each in patterns)]
+    trials = read(given.trials)
+    asked = [trial for trial in trials if any(fnmatch.fnmatchcase(key_of(trial), each) for each in patterns)]
     asked = [trial for trial in asked if trial["device"] == kind]
     if not asked:
-        parser.error(f"no trial for {kind} is called {', '.join(patterns)}; they are called as in {key_of(read()[0])}.")
+        parser.error(f"no trial for {kind} is called {', '.join(patterns)}; they are called as in {key_of(trials[0])}.")
     try:
         require_text(trainings, given.text)
     except ValueError as error:

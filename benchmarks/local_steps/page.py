@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rates import NotTrainedError, Rates, Trainings, from_file, loss_of
-from trials import ADAMW_DDP, BASE, EVERY_STEP, MUON_DDP, Arm, Record, read
+from trials import ADAMW_DDP, BASE, EVERY_STEP, LIST, MUON_DDP, Arm, Record, read
 
 _CELL = ("size", "windows", "ranks", "steps", "decay")
 _MB = 1e6
@@ -130,8 +130,9 @@ def page(trials: Sequence[Record], trainings: Trainings) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lines", type=Path, help="file that measure.py has written")
+    parser.add_argument("--trials", type=Path, default=LIST, help="list of trials that trials.py has written")
     given = parser.parse_args(argv)
-    print(page(read(), Trainings(given.lines)), end="")
+    print(page(read(given.trials), Trainings(given.lines)), end="")
 
 
 if __name__ == "__main__":

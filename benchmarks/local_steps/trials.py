@@ -1,6 +1,6 @@
 """The list of trials on local steps of language models, made from its settings before any is run. No torch.
 
-``python benchmarks/local_steps/trials.py``    writes benchmarks/local_steps/trials_seed1.jsonl
+``python benchmarks/local_steps/trials.py``    writes trials_seed1.jsonl and trials_muon_seed1.jsonl beside itself
 
 `tuned`: the learning rate of an arm is swept over 500 steps of one seed until both neighbours are worse. `checked`: the
 same at the full length, from the rate that was best. `trained`: a training of another seed at the rate of `checked`.
@@ -11,6 +11,9 @@ order of what they tell: baselines in the base cell, all arms there, two more se
 ranks, the other decay, and sizes. `expected_s` is the time of a core that a trial was expected to take, after one look
 at each size. Trials on 125 M parameters are for an accelerator; there one rank takes all windows of data parallelism,
 whose mean gradient is then exact.
+
+The second list compares what travels in every step with Muon: gradients in few bits or of low rank, and momenta. By
+name, gradients of at most 8192 elements are averaged exactly, which at 0.06 M are those of all square matrices.
 """
 
 import json
@@ -22,6 +25,7 @@ from typing import Any
 SEEDS = (0, 1, 2)
 TUNED_STEPS = 500
 LIST = Path(__file__).with_name("trials_seed1.jsonl")
+MUON_LIST = Path(__file__).with_name("trials_muon_seed1.jsonl")
 STEP_S = {"0.06M": 0.025, "0.4M": 0.1, "3M": 0.65, "12M": 2.6, "125M": 0.2}
 """Size -> time of a core, or of an accelerator, that a step of 32 windows and four ranks takes with AdamW."""
 _MUON_FACTOR = 1.6
@@ -86,6 +90,13 @@ OTHERS = (
 )
 BASELINES = (ADAMW_DDP, MUON_DDP)
 WINNERS = (*BASELINES, MAIN[0], MAIN[2], MAIN[3], MAIN[4])
+OF_MUON = (
+    MUON_DDP,
+    *(Arm(name=f"gradients, {name}", algorithm=name, optimizer="Muon") for name in ("onebit", "int4", "powersgd")),
+    Arm(name="ef21 onebit", algorithm="ef21_muon(averaging=onebit, nesterov=True)", optimizer="Muon(momentum=0)"),
+    Arm(name="ef21 int4", algorithm="ef21_muon(averaging=int4, nesterov=True)", optimizer="Muon(momentum=0)"),
+    Arm(name="dion", algorithm="dion(rank=16)", optimizer="Dion(momentum=0)"),
+)
 ON_DEVICE = Cell(size="125M", windows=128, steps=500)
 
 
@@ -99,7 +110,7 @@ def record(kind: str, arm: Arm, cell: Cell, seed: int = 0, times: float = 1.0) -
     """Return one trial, with the time that it is expected to take."""
     steps = TUNED_STEPS if kind == "tuned" else cell.steps
     trainings = _RATES.get(kind, 1)
-    factor = (_MUON_FACTOR if arm.optimizer == "Muon" else 1) * (1 + (cell.ranks - 4) / 16)
+    factor = (_MUON_FACTOR if arm.optimizer.startswith(("Muon", "Dion")) else 1) * (1 + (cell.ranks - 4) / 16)
     return {
         "kind": kind,
         "arm": arm.name,
@@ -151,13 +162,20 @@ def listed() -> list[Record]:
     return list({key_of(trial): trial for trial in found}.values())
 
 
+def listed_of_muon() -> list[Record]:
+    """Return all trials of the second list; a search for a rate is at the full length at once."""
+    small, larger = (Cell(size=size, steps=TUNED_STEPS) for size in ("0.06M", "0.4M"))
+    found = [*in_cell(OF_MUON, small), *in_cell(OF_MUON, larger, (0,))]
+    return [trial for trial in found if trial["kind"] != "tuned"]
+
+
 def read(path: Path = LIST) -> list[Record]:
     """Return the trials of a list."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 if __name__ == "__main__":
-    trials = listed()
-    LIST.write_text("".join(json.dumps(trial) + "\n" for trial in trials))
-    hours = sum(trial["expected_s"] for trial in trials) / 3600
-    print(f"{LIST}: {len(trials)} trials of {hours:.0f} h of a core together; commit it before the first result.")
+    for path, trials in ((LIST, listed()), (MUON_LIST, listed_of_muon())):
+        path.write_text("".join(json.dumps(trial) + "\n" for trial in trials))
+        hours = sum(trial["expected_s"] for trial in trials) / 3600
+        print(f"{path}: {len(trials)} trials of {hours:.1f} h of a core together; commit it before the first result.")

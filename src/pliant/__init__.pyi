@@ -1,6 +1,7 @@
 """Names of `pliant`, each handed on when it is first asked for: what needs no torch must not wait for it."""
 
 from .algorithms import (
+    Dion as Dion,
     OneBitAdam as OneBitAdam,
     SlowAdamW as SlowAdamW,
     differences as differences,

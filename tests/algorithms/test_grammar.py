@@ -36,6 +36,8 @@ TYPED = {
         pliant.tasc(agreement="host"), exposed_share=0.1
     ),
     "gossip(free=True)": lambda: pliant.gossip(free=True),
+    "ef21_muon(averaging=topk(ratio=0.1), momentum=0.9)": lambda: pliant.ef21_muon(pliant.topk(0.1), momentum=0.9),
+    "dion(16)": lambda: pliant.dion(rank=16),
     "demo(signed=0)": lambda: pliant.decoupled_momentum(signed=False),
     "LocalSteps(period=2, averaging=BetweenHosts(inner=AllReduce))": lambda: LocalSteps(
         period=2, averaging=BetweenHosts(inner=AllReduce())

@@ -201,3 +201,23 @@ def test_low_rank_pays_what_was_owed_once():
     results = run_world(size, body, timeout_s=20)
     found = results[0][0] + sum(residual for _, _, residual in results)
     torch.testing.assert_close(found, sum(owed for _, owed, _ in results), rtol=1e-4, atol=1e-4)
+
+
+def test_a_factor_that_had_no_direction_gets_one_when_there_is():
+    """After a matrix of rank 1, the second row of Q is zero; one of rank 2 is sent whole all the same."""
+    rows, columns = torch.linalg.qr(vector(0, 24).view(12, 2))[0], torch.linalg.qr(vector(1, 40).view(20, 2))[0]
+
+    def body(place):
+        average = LowRankAverage({"w": (12, 20)}, 2, place.comm, torch.device("cpu"))
+        residual, factors = torch.zeros(240), {"w": torch.zeros(2, 20)}
+        found = []
+        for rank in (1, 2, 2):
+            x = (rows[:, :rank] @ columns[:, :rank].T).flatten()
+            average(x, residual, factors)
+            found.append(x)
+        return found
+
+    for first, *others in run_world(2, body, timeout_s=20):
+        torch.testing.assert_close(first, torch.outer(rows[:, 0], columns[:, 0]).flatten(), rtol=0, atol=1e-5)
+        for x in others:
+            torch.testing.assert_close(x, (rows @ columns.T).flatten(), rtol=0, atol=1e-4)

@@ -15,7 +15,7 @@ from tables import ALGORITHMS, BETWEEN_STEPS, needs_its_optimizer, optimizer_for
 
 LOSSLESS = ["delayed", "late-onebit", "onebit", "topk", "blocktopk", "randomk", "int4", "every-exact", "powersgd"]
 LOSSLESS += ["tasc", "tasc-leader", "tasc-local"]
-FORGETFUL = ("onebit_adam", "decoupled_momentum", "every", "after")
+FORGETFUL = ("onebit_adam", "decoupled_momentum", "ef21_muon", "dion", "every", "after")
 """Momenta that decay or round, and combinators of the rows that round."""
 LOSSLESS += [
     name
@@ -79,8 +79,8 @@ def test_ranks_that_differ_learn_and_end_equal(name, size):
 def test_one_rank_is_the_plain_optimizer(name):
     core = EVERY_ALGORITHM[name].core
     has_outer = isinstance(core, LocalSteps) and not core.outer.takes_mean
-    if name in ("onebit_adam", "decoupled_momentum", "demo-mean", "acco") or has_outer:
-        return  # a frozen variance, a coded momentum, an outer one and pairs of steps act on one rank as well
+    if name in ("onebit_adam", "decoupled_momentum", "demo-mean", "acco") or has_outer or core.replaces_momentum:
+        return  # a frozen variance, a momentum, an outer one and pairs of steps act on one rank as well
 
     def body(place):
         ddp, optimizer, run = relax(place, name)
@@ -438,7 +438,7 @@ def test_a_bare_name_spares_small_parameters():
             continue
         plan = resolve_plan(name, optimizer_for(name, [torch.zeros(1)]))
         small, large = (plan.exchange_for("x", "Linear", numel) for numel in (8192, 8193))
-        # powersgd and tasc send small ones whole by themselves; where weights are exchanged, gradients are not.
-        spared = large.error_feedback != "none" and name not in ("powersgd", "tasc") and not large.exchanges_weights
+        # powersgd and tasc send small ones whole by themselves; some rows exchange no gradients.
+        spared = large.error_feedback != "none" and name not in ("powersgd", "tasc") and large.kind == "gradients"
         assert small == (pliant.allreduce() if spared else large)
         assert plan.name == name

@@ -8,7 +8,7 @@ from kinds import KINDS, Complex, Mixed, NotSparse, Sparse, loss_of, state_of
 
 import pliant
 from models import new_ddp
-from tables import ALGORITHMS, BETWEEN_STEPS, needs_its_optimizer, optimizer_for, sampled
+from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled, takes_sparse
 
 EVERY_ALGORITHM = {**ALGORITHMS, **BETWEEN_STEPS}
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -47,8 +47,8 @@ def test_what_ddp_trains_to_the_bit_allreduce_does(kind, size, cap):
 
 
 def model_for(name):
-    """All kinds in one model; but what feels a curvature feels real weights, and some optimizers no sparse ones."""
-    return NotSparse if needs_its_optimizer(name) else {"tasc-curved": Sparse, "tasc-dynamic": Sparse}.get(name, Mixed)
+    """All kinds in one model; but what feels a curvature feels real weights, and momenta no sparse ones."""
+    return {"tasc-curved": Sparse, "tasc-dynamic": Sparse}.get(name, Mixed) if takes_sparse(name) else NotSparse
 
 
 @all_rows
@@ -72,8 +72,8 @@ def test_every_algorithm_trains_every_kind(name):
 def test_sparse_gradients_are_exact_whatever_a_plan_does_with_others(name):
     """Against the mean of the ranks' own, in float64; where weights are exchanged they stay with their rank."""
     algorithm = EVERY_ALGORITHM[name]
-    if needs_its_optimizer(name):
-        return  # of onebit_adam refused: see below
+    if not takes_sparse(name):
+        return  # momenta are refused: see below
 
     def body(place):
         ddp = new_ddp(place, model=Sparse)
@@ -131,6 +131,8 @@ def test_what_cannot_be_exact_is_refused_before_the_start():
         ddp = new_ddp(place, model=Sparse)
         with pytest.raises(ValueError, match=r"'table\.weight' has sparse gradients .* momenta, which are dense"):
             pliant.relax(ddp, optimizer_for("onebit_adam", ddp.parameters()), EVERY_ALGORITHM["onebit_adam"])
+        with pytest.raises(ValueError, match=r"'table\.weight' has sparse gradients .* momenta, which are dense"):
+            pliant.relax(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1), pliant.ef21_muon())
 
     pliant.run_world(2, body)
 

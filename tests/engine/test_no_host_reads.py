@@ -21,7 +21,7 @@ MAY_READ = {
     VisibleChanges: "as many elements are sent as are visible, and ranks tell each other how many",
 }
 """Nodes in whose exchange the host may look at the device, and why."""
-ROUNDED = {"powersgd", "powersgd2", "decoupled_momentum", "demo-mean"}
+ROUNDED = {"powersgd", "powersgd2", "dion", "ef21-rank", "decoupled_momentum", "demo-mean"}
 """Algorithms with products of matrices, which are not the C kernel's to the bit."""
 
 

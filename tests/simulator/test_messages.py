@@ -38,12 +38,14 @@ def tree(n):
 
 
 SCATTER_GATHER = ("bytegrad", "qsgd", "terngrad", "natural", "int4", "sigma2", "onebit", "onebit_adam", "after")
+SCATTER_GATHER += ("ef21_muon",)
 GROWTH = {
     **dict.fromkeys(("allreduce", "bf16", "fp16", "randomk", "delayed"), ring),
     **dict.fromkeys(SCATTER_GATHER, owners),
     **dict.fromkeys(("topk", "blocktopk", "chunktopk", "decoupled_momentum"), few),
     "every": lambda n: owners(n) / 2,
-    "powersgd": lambda n: 2 * few(n) if n == 4 else 4 * few(n),  # among more ranks, both averages are in halves
+    # Among more ranks, both averages of factors are in halves.
+    **dict.fromkeys(("powersgd", "dion"), lambda n: 2 * few(n) if n == 4 else 4 * few(n)),
     "tasc": lambda n: 3 * few(n),  # of the leader, whose mask goes to all
     "sharded_optimizer": lambda n: 2 * (n - 1) + few(n),
     **dict.fromkeys(("acco", "bounded_staleness"), ring),
@@ -82,7 +84,7 @@ def test_messages_grow_no_faster_than_they_must():
     assert [few(n) for n in (4, 16, 64, 256, 1024, 4096)] == [3, 15, 14, 30, 28, 28]
 
 
-SHORT = {"pulse_loco": "pulse_loco(assumed_density=0.01)"}
+SHORT = {"pulse_loco": "pulse_loco(assumed_density=0.01)", "dion": "dion(rank=4)"}
 """Row -> settings with which its payloads are short, if its own are not."""
 COUNTED = ("powersgd", "bf16", "int4", "topk", "sharded_optimizer", "choco")
 

@@ -28,6 +28,7 @@ from pliant.spec import (
     Host,
     LocalSteps,
     LowRank,
+    MomentumDifferences,
     NeighborMean,
     OptimizerState,
     Outer,
@@ -205,6 +206,30 @@ NONSENSE = [
         lambda: CompressedMomentum(beta=0.9, warmup_steps=3, averaging=ScatterGather(codec=INT4)),
         "averaging must have feedback 'both', got 'none'",
     ),
+    (
+        lambda: MomentumDifferences(averaging=Gossip()),
+        "averaging must be AllReduce, ScatterGather, AllGather or LowRank, .* got Gossip",
+    ),
+    (
+        lambda: MomentumDifferences(averaging=ScatterGather(codec=SIGN, feedback="worker")),
+        "averaging must be exact or keep all that its codec loses, .*; use feedback='both', or no codec",
+    ),
+    (lambda: MomentumDifferences(averaging=AllReduce(codec=CodecSpec(name="bf16"))), "must be exact or keep all"),
+    (
+        lambda: MomentumDifferences(averaging=ScatterGather(codec=INT4, feedback="both", decay=0.9)),
+        "averaging must have decay 1, no momentum and no target, got",
+    ),
+    (lambda: MomentumDifferences(averaging=AllGather(codec=TOPK, momentum=0.9)), "no momentum and no target, got"),
+    (lambda: MomentumDifferences(averaging=AllGather(codec=TOPK, target=TARGET)), "no momentum and no target, got"),
+    (lambda: MomentumDifferences(averaging=LowRank(momentum=0.9)), "no momentum and no target, got LowRank"),
+    (lambda: MomentumDifferences(averaging=AllReduce(), momentum=1), "momentum must be above 0 and below 1, got 1"),
+    (lambda: LowRank(momentum=1), "momentum must be at least 0 and below 1, got 1"),
+    (lambda: Delayed(inner=LowRank(momentum=0.9)), "LowRank must exchange its momentum in every step"),
+    (lambda: LocalSteps(period=2, averaging=LowRank(momentum=0.9)), "averaging must give a mean of changes at once"),
+    (
+        lambda: After(steps=1, first=AllReduce(), then=MomentumDifferences(averaging=AllReduce())),
+        "then has a momentum, which is followed from the first step on, got MomentumDifferences",
+    ),
     (lambda: ShardedOptimizer(codec=SIGN), "codec must be unbiased, since owners keep no residuals, got sign"),
     (lambda: ShardedOptimizer(codec=TOPK), "invalid ShardedOptimizer: codec must be one of"),
     (lambda: Placement(bandwidths=(1.0, 0.0)), "invalid Placement: bandwidths must be above 0"),
@@ -289,7 +314,7 @@ NONSENSE = [
     (lambda: After(steps=1, first=Gossip(), then=AllReduce()), "first must exchange gradients"),
     (
         lambda: After(steps=1, first=AllReduce(), then=CompressedMomentum(beta=0.9, warmup_steps=3)),
-        "then has a momentum with a warm-up of its own.*use its warmup_steps",
+        "then has a momentum, which is followed from the first step on.*CompressedMomentum has warmup_steps of its own",
     ),
     (
         lambda: After(steps=1, first=AllReduce(), then=AllGather(codec=TOPK, target=TARGET)),

@@ -35,6 +35,7 @@ NEEDED = {
     "NeighborMean": {"pull": 0.5},
     "Custom": {"name": "mine", "exchanges": "weights"},
     "CompressedMomentum": {"beta": 0.9, "warmup_steps": 1},
+    "MomentumDifferences": {"averaging": AllReduce()},
     "Every": {"steps": 2, "inner": AllReduce()},
     "Delayed": {"inner": AllReduce()},
     "After": {"steps": 2, "first": AllReduce(), "then": AllReduce()},

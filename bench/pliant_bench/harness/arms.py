@@ -20,7 +20,7 @@ from pliant.accelerator import synchronize
 from pliant.algorithms.by_name import plan_of_text
 from pliant.engine.plan_resolution import resolve_plan
 from pliant.profiling import OwnTraining
-from pliant.spec import AllGather, BlockSparse, DecoupledMomentum, Exchange
+from pliant.spec import DecoupledMomentum, Exchange, MomentumDifferences
 from pliant_bench.harness.exchange_period import period_of
 from pliant_bench.harness.names import AUTO, TORCH_ARMS, bare_name, settings_of, text_of, warmup_steps_of
 
@@ -193,8 +193,9 @@ def _optimizer(name: str, module: nn.Module, lr: float, total_steps: int, *, ada
         return _plain_sgd(name, module, lr, signed=core.signed, adam=adam)
     if adam:
         return AdamW(module.parameters(), lr=lr)
-    keeps_momentum = isinstance(core, AllGather | BlockSparse) and core.momentum > 0
-    return SGD(module.parameters(), lr=lr, momentum=0.0 if keeps_momentum else 0.9)
+    if isinstance(core, MomentumDifferences):
+        return _plain_sgd(name, module, lr, signed=False, adam=False)
+    return SGD(module.parameters(), lr=lr, momentum=0.0 if getattr(core, "momentum", 0.0) else 0.9)
 
 
 def _plain_sgd(name: str, module: nn.Module, lr: float, *, signed: bool, adam: bool) -> Optimizer:

@@ -11,6 +11,9 @@ from .by_name import (
     plan_for_name as plan_for_name,
     plan_of_text as plan_of_text,
 )
+from .dion import (
+    Dion as Dion,
+)
 from .executors import (
     executor_for as executor_for,
 )

@@ -86,6 +86,12 @@ def _momentum(optimizer: HasGroups) -> Mapping[str, Any]:
     return {"lookahead": max(found)}
 
 
+def _rank(optimizer: HasGroups) -> Mapping[str, Any]:
+    """Return the largest rank to which an optimizer's groups orthogonalize, if they have one."""
+    ranks = [int(group["rank"]) for group in optimizer.param_groups if "rank" in group]
+    return {"rank": max(ranks)} if ranks else {}
+
+
 def _power(optimizer: HasGroups) -> Mapping[str, Any]:
     return {"power": 0 if is_adaptive(optimizer) else None}
 
@@ -106,6 +112,8 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
         **_rows("gradients", "onebit_adam", from_optimizer=_onebit_adam, optimizers=("OneBitAdam",)),
         **_rows("gradients", "powersgd", "topk", "blocktopk", "randomk"),
         **_rows("gradients", "decoupled_momentum", aliases=("demo",)),
+        **_rows("momenta", "ef21_muon"),
+        **_rows("momenta", "dion", from_optimizer=_rank),
         **_rows(
             "gradients",
             "tasc",

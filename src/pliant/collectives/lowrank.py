@@ -12,14 +12,20 @@ from pliant.collectives.averaging import ShortVectorAverage
 from pliant.comm.base import Comm
 from pliant.layouts.division import factor_shape
 
-__all__ = ["LowRankAverage"]
+__all__ = ["LowRankAverage", "first_factor"]
+
+
+def first_factor(r: int, m: int) -> Tensor:
+    """Return the right factor, float32 (r, m), with which matrices of m columns begin: random, alike on all ranks."""
+    return torch.randn(r, m, generator=torch.Generator().manual_seed(m * 31 + r))
 
 
 class LowRankAverage:
     """The mean of a bucket in which each large parameter is a matrix M, (n, m), sent as P Q^T of rank r.
 
     Phases: M <- M + e; P <- M Q for all matrices, packed in one buffer behind the parameters that stay whole;
-    average; orthogonalize each P; Q <- M^T P, packed; average; M' = P Q^T; e <- M - M'. Q starts the next step.
+    average; orthogonalize each P; Q <- M^T P, packed; average; M' = P Q^T; e <- M - (1 - mu) M', mu = 0 in PowerSGD. Q
+    starts the next step; a row of it that has become zero is drawn anew.
     Factors lie as rows, P as (r, n) and Q as (r, m): three passes over the matrix, each as fast as memory.
     Bytes: two averages, of sum (n r) + uncompressed and of sum (m r) float32; in few rounds where they are short.
 
@@ -30,10 +36,20 @@ class LowRankAverage:
         rank: r.
         comm: Who averages.
         device: Where the buffers lie.
+        stays: mu, the share of what was sent that stays in the residual, as in a momentum.
 
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], rank: int, comm: Comm, device: torch.device) -> None:
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        rank: int,
+        comm: Comm,
+        device: torch.device,
+        *,
+        stays: float = 0.0,
+    ) -> None:
+        self._stays = stays
         self._whole: list[tuple[int, int]] = []
         """Half-open ranges of the bucket that are averaged as they are."""
         self._matrices: dict[str, tuple[int, int, int, int]] = {}
@@ -53,13 +69,13 @@ class LowRankAverage:
         self._mean_first = ShortVectorAverage(self._first.numel(), comm, device)
         self._mean_second = ShortVectorAverage(self._second.numel(), comm, device)
         self._drawn: dict[str, Tensor] = {}
-        """Parameter -> random factor, (r, m), on an accelerator."""
+        """Parameter -> random factor, (r, m), once one was needed."""
 
     def __call__(self, x: Tensor, residual: Tensor, factors: Mapping[str, Tensor]) -> None:
         """Replace x, float32 (numel,), by the mean; residual, (numel,), and factors, parameter -> (r, m), live on.
 
-        Factors that are zero are drawn anew, alike on all ranks. If any rank's x is not finite, so is the result,
-        and neither residual nor factors change.
+        Rows of factors that are zero are drawn anew, alike on all ranks. If any rank's x is not finite, so is the
+        result, and neither residual nor factors change.
         """
         kernels = kernels_for(x)
         ps, qs = self._views()
@@ -85,15 +101,13 @@ class LowRankAverage:
             x.fill_(torch.nan)
 
     def _draw(self, name: str, q: Tensor) -> None:
-        """Fill a factor, (r, m), that is zero, alike on all ranks."""
-        r, m = q.shape
-        if not is_accelerator(q.device):
-            if not bool(q.any()):
-                q.copy_(torch.randn(r, m, generator=torch.Generator().manual_seed(m * 31 + r)))
+        """Fill rows of a factor, (r, m), that are zero, alike on all ranks: M had no direction for them before."""
+        alive = q.any(dim=1, keepdim=True)
+        if not is_accelerator(q.device) and bool(alive.all()):
             return
         if name not in self._drawn:
-            self._drawn[name] = torch.randn(r, m, generator=torch.Generator().manual_seed(m * 31 + r)).to(q.device)
-        q.copy_(torch.where(q.any(), q, self._drawn[name]))  # nobody waits to know whether it is zero
+            self._drawn[name] = first_factor(*q.shape).to(q.device)
+        q.copy_(torch.where(alive, q, self._drawn[name]))  # on an accelerator nobody waits to know whether it is zero
 
     def _split_if_finite(
         self, x: Tensor, residual: Tensor, factors: Mapping[str, Tensor], ps: list[Tensor], qs: list[Tensor]
@@ -109,7 +123,7 @@ class LowRankAverage:
     def _split(
         self, x: Tensor, residual: Tensor, factors: Mapping[str, Tensor], ps: list[Tensor], qs: list[Tensor]
     ) -> None:
-        """Leave the product of the factors in x, and the rest in residual."""
+        """Leave the product of the factors in x, and the rest in residual, with what stays."""
         at = 0
         for start, stop in self._whole:
             x[start:stop].copy_(self._first[at : at + stop - start])
@@ -118,6 +132,8 @@ class LowRankAverage:
         for k, name in enumerate(self._matrices):
             factors[name].copy_(qs[k])
             kernels_for(x).low_rank_split(self._matrix(x, name), self._matrix(residual, name), ps[k], qs[k])
+        if self._stays:
+            residual.add_(x, alpha=self._stays)
 
     def _matrix(self, x: Tensor, name: str) -> Tensor:
         offset, n, _, m = self._matrices[name]

@@ -41,6 +41,7 @@ from pliant.spec import (
     Gossip,
     LocalSteps,
     LowRank,
+    MomentumDifferences,
     NeighborMean,
     OwnedOptimizer,
     ParameterServer,
@@ -136,8 +137,10 @@ def _delayed(node: Delayed, batch: BucketBatch, topology: Topology, turn: int) -
     return ExchangeTraffic(task=(work(passes(batch, 3)),), rest=exchange.task + exchange.rest)
 
 
-def _local_steps(node: LocalSteps, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
-    """Count the difference to where all set out, its average, and the outer step."""
+def _differences(
+    node: LocalSteps | MomentumDifferences, batch: BucketBatch, topology: Topology, turn: int
+) -> ExchangeTraffic:
+    """Count the difference to where all set out, its average, and the outer step; or the same of a momentum."""
     average = _traffic_of(node.averaging, batch, topology, turn)
     return ExchangeTraffic(task=(work(passes(batch, 2)), *average.task, work(passes(batch, 3))), rest=average.rest)
 
@@ -247,6 +250,7 @@ TRAFFIC: Mapping[type[Exchange], Callable[[Any, BucketBatch, Topology, int], Exc
     DecoupledMomentum: _among_all(all_gather_rounds),
     VisibleChanges: _among_all(visible_rounds),
     CompressedMomentum: _momentum,
+    MomentumDifferences: _differences,
     ShardedOptimizer: _owned,
     Acco: _owned,
     ParameterServer: _owned,
@@ -254,7 +258,7 @@ TRAFFIC: Mapping[type[Exchange], Callable[[Any, BucketBatch, Topology, int], Exc
     NeighborMean: _neighbor_mean,
     CodedGossip: _coded_gossip,
     Custom: _custom,
-    LocalSteps: _local_steps,
+    LocalSteps: _differences,
     Every: _inside,
     Delayed: _delayed,
     BetweenHosts: _between_groups,

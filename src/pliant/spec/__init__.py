@@ -17,7 +17,7 @@ from pliant.spec.gradients import (
 from pliant.spec.graph import Graph
 from pliant.spec.levels import BetweenGroups, BetweenHosts, BetweenRacks
 from pliant.spec.machine import Machine
-from pliant.spec.momenta import CompressedMomentum, DecoupledMomentum
+from pliant.spec.momenta import CompressedMomentum, DecoupledMomentum, MomentumDifferences
 from pliant.spec.neighbors import NeighborMean
 from pliant.spec.optimizer_state import OptimizerState
 from pliant.spec.outer import Outer
@@ -68,6 +68,7 @@ __all__ = [
     "LowRank",
     "Machine",
     "Match",
+    "MomentumDifferences",
     "Move",
     "NeighborMean",
     "OptimizerState",

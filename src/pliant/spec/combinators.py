@@ -186,8 +186,8 @@ class After(Exchange):
             require(
                 node.kind != "momentum",
                 "After",
-                f"{name} has a momentum with a warm-up of its own, got {type(node.core).__name__}; use its "
-                "warmup_steps.",
+                f"{name} has a momentum, which is followed from the first step on, got {type(node.core).__name__}; use "
+                "it by itself: CompressedMomentum has warmup_steps of its own.",
             )
             require(
                 node.ratio_target is None, "After", f"{name} must have no target, which holds from the first step on."

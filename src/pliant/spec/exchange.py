@@ -155,6 +155,11 @@ class Exchange:
         return self.kind == "gradients" and not self.has_owners
 
     @property
+    def replaces_momentum(self) -> bool:
+        """Whether what comes is a momentum, for optimizers without their own; where they are adaptive, exact means."""
+        return False
+
+    @property
     def needs_anchor(self) -> bool:
         """Whether it must know the weights that a rank set out from, beside the changes that it averages."""
         return False

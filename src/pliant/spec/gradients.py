@@ -177,12 +177,22 @@ class BlockSparse(Exchange):
 
 @dataclass(frozen=True, kw_only=True)
 class LowRank(Exchange):
-    """Products of two thin matrices, with error feedback on the worker (PowerSGD)."""
+    """Products of two thin matrices, with error feedback on the worker (PowerSGD), or of momenta (Dion)."""
 
     made_by: ClassVar[str] = "executors.low_rank:LowRankExecutor"
     rank: Annotated[Count, Tried((8, 4, 2, 1))] = 4
+    momentum: Decay = 0.0
+    """Factor of what was sent that stays in what is kept; the optimizer's own momentum must then be 0."""
     schedule: Scheduling = "ring"
     """How sums of factors go over the network, where they are large."""
+
+    @property
+    def kind(self) -> Kind:
+        return "momentum" if self.momentum else "gradients"
+
+    @property
+    def replaces_momentum(self) -> bool:
+        return self.momentum > 0
 
     @property
     def spares_small(self) -> bool:

@@ -5,11 +5,11 @@ from typing import Annotated, ClassVar
 
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.exchange import Exchange, Feedback, Kind, require, require_codec
-from pliant.spec.gradients import ScatterGather
+from pliant.spec.gradients import AllGather, AllReduce, LowRank, ScatterGather
 from pliant.spec.ranges import Count, Range
 from pliant.spec.timing import Timing
 
-__all__ = ["CompressedMomentum", "DecoupledMomentum"]
+__all__ = ["CompressedMomentum", "DecoupledMomentum", "MomentumDifferences"]
 
 _Decay = Annotated[float, Range(low=0, high=1, above=True, below=True)]
 
@@ -86,3 +86,62 @@ class CompressedMomentum(Exchange):
     @property
     def error_feedback(self) -> Feedback:
         return "both"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentumDifferences(Exchange):
+    """Differences of each rank's momentum to what all know of it, which add up to the mean momentum (EF21-Muon)."""
+
+    made_by: ClassVar[str] = "executors.momentum_differences:MomentumDifferencesExecutor"
+    momentum: _Decay = 0.95
+    """Decay of each rank's momentum; the optimizer's own must be 0."""
+    nesterov: bool = False
+    """Whether the result looks ahead, by the momentum's share of what was added last."""
+    averaging: Exchange
+    """Mean of the differences, exact or with error feedback: what is lost once is lost in all later steps."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        inner = self.averaging
+        require(
+            isinstance(inner, AllReduce | ScatterGather | AllGather | LowRank),
+            "MomentumDifferences",
+            "averaging must be AllReduce, ScatterGather, AllGather or LowRank, whose results are means, got "
+            f"{type(inner).__name__}.",
+        )
+        needed = "both" if isinstance(inner, ScatterGather) else "worker"
+        require(
+            inner.payload_codec is None or inner.error_feedback == needed,
+            "MomentumDifferences",
+            f"averaging must be exact or keep all that its codec loses, since means add up, got {inner}; use "
+            "feedback='both', or no codec.",
+        )
+        require(
+            getattr(inner, "decay", 1.0) == 1 and not getattr(inner, "momentum", 0.0) and inner.ratio_target is None,
+            "MomentumDifferences",
+            f"averaging must have decay 1, no momentum and no target, got {inner}; leave them out.",
+        )
+
+    @property
+    def kind(self) -> Kind:
+        return "momentum"
+
+    @property
+    def payload_codec(self) -> CodecSpec | None:
+        return self.averaging.payload_codec
+
+    @property
+    def coding(self) -> str:
+        return self.averaging.coding
+
+    @property
+    def error_feedback(self) -> Feedback:
+        return self.averaging.error_feedback
+
+    @property
+    def replaces_momentum(self) -> bool:
+        return True
+
+    @property
+    def keeps_gradients(self) -> bool:
+        return True

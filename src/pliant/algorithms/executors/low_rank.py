@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+from torch.optim import Optimizer
+
 from pliant.algorithms.base import State, StateSpec, StepContext
+from pliant.algorithms.executors.ratio_state import check_single_momentum
 from pliant.buckets import Bucket
 from pliant.collectives.lowrank import LowRankAverage
 from pliant.comm.base import Comm
@@ -22,6 +25,11 @@ class LowRankExecutor:
 
         P <- mean over ranks of M Q;  orthogonalize P;  Q <- mean over ranks of M^T P;  M' = P Q^T
 
+    With a momentum mu, what was sent stays in what is kept, mu times, so that M is a momentum that no rank sends whole:
+    Dion's exchange (Ahn et al., arXiv:2504.05295, Algorithm 3, whose Q has columns of length 1, which changes no P):
+
+        M_i <- M_i + g_i;   P, Q as above;   M_i <- M_i - (1 - mu) P Q^T;   the optimizer makes P Q^T orthogonal
+
     P and Q are kept as rows, (r, n) and (r, m).
     Bytes: two averages a bucket, of sum (n r + all uncompressed) and sum (m r) float32.
     """
@@ -29,15 +37,25 @@ class LowRankExecutor:
     node: LowRank
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
-        """A residual, and the right factor Q where the parameter is worth compressing."""
+        """A residual or a momentum, and the right factor Q where the parameter is worth compressing."""
         factor = factor_shape(shape, self.node.rank)
-        return {"residual": None} if factor is None else {"residual": None, "q": factor}
+        return {self._kept: None} if factor is None else {self._kept: None, "q": factor}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Make the packed buffers of both averages."""
         shapes = {span.name: span.shape for span in bucket.spans}
-        return LowRankAverage(shapes, self.node.rank, scheduled(comm, self.node.schedule), bucket.flat.device)
+        carrier = scheduled(comm, self.node.schedule)
+        return LowRankAverage(shapes, self.node.rank, carrier, bucket.flat.device, stays=self.node.momentum)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Exchange the factors of each matrix."""
-        state.workspace(bucket.flat, state.flat["residual"], state.of.get("q", {}))
+        state.workspace(bucket.flat, state.flat[self._kept], state.of.get("q", {}))
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Refuse a second momentum in the optimizer."""
+        check_single_momentum(self.node.momentum, optimizer)
+
+    @property
+    def _kept(self) -> str:
+        """Name of the slot: gradients in a momentum have decayed, so that no later plan owes them."""
+        return "momentum" if self.node.momentum else "residual"

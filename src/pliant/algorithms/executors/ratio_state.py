@@ -95,10 +95,10 @@ class RatioState:
 
 
 def check_single_momentum(momentum: float, optimizer: Optimizer) -> None:
-    """Raise ValueError for an optimizer with a momentum beside an algorithm that corrects with one."""
+    """Raise ValueError for an optimizer with a momentum beside an algorithm that keeps one."""
     own = max((float(group.get("momentum", 0.0)) for group in optimizer.param_groups), default=0.0)
     if momentum and own:
         raise ValueError(
-            f"the optimizer has momentum {own} and this algorithm corrects with momentum {momentum}, so it "
-            "would count twice; give the optimizer momentum 0, or the algorithm."
+            f"the optimizer has momentum {own} and this algorithm keeps a momentum of {momentum}, so it "
+            "would count twice; give the optimizer momentum 0, or choose an algorithm without one."
         )

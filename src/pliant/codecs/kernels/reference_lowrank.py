@@ -34,5 +34,5 @@ def orthogonalize(ps: Iterable[Tensor]) -> None:
         for j, row in enumerate(p):
             norm = torch.linalg.vector_norm(row)
             row.mul_(torch.where(norm <= 1e-5 * before[j], 0.0, 1 / norm))
-            for later in p[j + 1 :]:
-                later.addcmul_(row, torch.dot(row, later), value=-1)  # allocates nothing
+            if len(later := p[j + 1 :]):
+                later.addr_(torch.mv(later, row), row, alpha=-1)

@@ -1,0 +1,116 @@
+"""Dion: Muon of low rank, whose momentum keeps what a step leaves out."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pliant.collectives.lowrank import first_factor
+
+__all__ = ["Dion"]
+
+
+class Dion(Optimizer):
+    """Orthogonal steps of low rank: the leading part of a momentum, with columns of equal length.
+
+    Ahn et al., Dion (arXiv:2504.05295), Algorithm 1, for a weight W, (n, m), with P, (n, r), and Q and R, (m, r):
+
+        M <- M + g;   P <- orthonormal columns of M Q;   R <- M^T P;   M <- M - (1 - mu) P R^T
+        Q <- R, each column over its length;   W <- (1 - lr weight_decay) W - lr sqrt(n / m) P Q^T
+
+    Directions that a step leaves out stay in M whole, so that they come later. Q begins random, alike on all ranks.
+
+    Matrices only: give embeddings, the head and vectors to AdamW. Under ``relax(model, [dion, adamw], "dion")`` ranks
+    exchange P and R of momenta of their own, and what comes is the mean of P R^T. Then `momentum` must be 0 here: no M
+    is kept, and the step finds the same P and Q in what comes. Under any other algorithm it is as it stands here.
+
+    Args:
+        params: Matrices or groups of them, as for every torch optimizer.
+        lr: Learning rate.
+        rank: r; of smaller matrices, their smaller side.
+        momentum: mu; 0 where the exchange keeps the momentum.
+        weight_decay: Decoupled weight decay.
+        eps: Added to the lengths of columns.
+        adjust_lr_fn: None for the sqrt(n / m) of the paper; "match_rms_adamw" for 0.2 sqrt(n m / r), with which an
+            update is as large as AdamW's, as of torch's Muon.
+
+    Raises:
+        ValueError: A setting is out of its range, or a parameter is no matrix.
+        RuntimeError: In `step`, if a gradient is sparse.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2, 2))
+    >>> optimizer = Dion([weight], lr=0.1, rank=1, weight_decay=0.0)
+    >>> weight.sum().backward()
+    >>> optimizer.step()
+    >>> weight.detach()
+    tensor([[0.9500, 0.9500],
+            [0.9500, 0.9500]])
+
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 0.01,
+        *,
+        rank: int = 64,
+        momentum: float = 0.95,
+        weight_decay: float = 0.01,
+        eps: float = 1e-8,
+        adjust_lr_fn: Literal["match_rms_adamw"] | None = None,
+    ) -> None:
+        if lr < 0 or eps < 0 or weight_decay < 0:
+            raise ValueError(f"lr, eps and weight_decay must be at least 0, got {lr}, {eps} and {weight_decay}.")
+        if rank < 1 or not 0 <= momentum < 1:
+            raise ValueError(
+                f"rank must be at least 1, momentum at least 0 and below 1, got {rank} and {momentum}; 0 is for an "
+                "exchange that keeps the momentum."
+            )
+        if adjust_lr_fn not in (None, "match_rms_adamw"):
+            raise ValueError(f"adjust_lr_fn must be None or 'match_rms_adamw', got {adjust_lr_fn!r}.")
+        settings = {"lr": lr, "rank": rank, "momentum": momentum, "weight_decay": weight_decay, "eps": eps}
+        super().__init__(params, {**settings, "adjust_lr_fn": adjust_lr_fn})
+        for p in (p for group in self.param_groups for p in group["params"]):
+            if p.ndim != 2 or p.is_complex() or hasattr(p, "placements"):  # as those of a DTensor
+                raise ValueError(
+                    f"Dion steps whole matrices of real numbers, but got a {type(p).__name__} of {p.dtype} with the "
+                    f"shape {tuple(p.shape)}; give it to another optimizer, as in [Dion(matrices), AdamW(others)]."
+                )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Take one step of all groups."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for w in group["params"]:
+                if w.grad is not None:
+                    self._step_one(w, w.grad, group)
+        return loss
+
+    def _step_one(self, w: Tensor, g: Tensor, group: dict[str, Any]) -> None:
+        if g.is_sparse:
+            raise RuntimeError("Dion needs dense gradients, but got a sparse one; make the layer with sparse=False.")
+        n, m = w.shape
+        mu, r = group["momentum"], min(group["rank"], n, m)
+        state: dict[str, Any] = self.state[w]
+        exact = torch.promote_types(w.dtype, torch.float32)  # 16 bits are too few for orthogonal columns
+        if "q" not in state:
+            state["q"] = first_factor(r, m).to(w.device)  # columns lie as rows
+        if mu and "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(w)
+        momentum = state["momentum_buffer"].add_(g) if mu else g
+        whole = momentum.to(exact)
+        p, _ = torch.linalg.qr(whole @ state["q"].to(exact).T)
+        right = p.T @ whole
+        if mu:
+            momentum.sub_((p @ right).to(w.dtype), alpha=1 - mu)
+        state["q"] = right / (torch.linalg.vector_norm(right, dim=1, keepdim=True) + group["eps"])
+        scale = math.sqrt(n / m) if group["adjust_lr_fn"] is None else 0.2 * math.sqrt(n * m / r)
+        w.mul_(1 - group["lr"] * group["weight_decay"])
+        w.sub_((p @ state["q"]).to(w.dtype), alpha=group["lr"] * scale)
