@@ -112,6 +112,7 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
         **_rows("outer", "diloco", "streaming_diloco"),
         **_rows("weights", "sparse_loco", "pulse_loco", "async_average"),
         **_rows("outer", "delayed_nesterov", "decoupled_diloco", "muloco", "no_loco"),
+        **_rows("regions", "halos"),
         **_rows("outer", "pier", example="pier(total_steps=3200)"),
         **_rows("optimizer_states", "des_loc", from_optimizer=moments_of, grid={"period": (8, 16, 32, 64)}),
         **_rows("optimizer_states", "mt_dao", from_optimizer=require_slow_momentum),
