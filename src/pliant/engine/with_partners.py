@@ -185,8 +185,8 @@ class WithPartners(BetweenSteps, ABC):
         exchanges, last, *counts = saved["counters"].tolist()
         if min(exchanges, *counts, 0) < 0 or last > step:
             raise ValueError(
-                f"the state is damaged: {exchanges} exchanges in pairs are counted, the last in step {last} of {step}"
-                f"{f', and {counts} by servers' if counts else ''}."
+                f"the state is damaged: {exchanges} exchanges in pairs are counted, the last in step {last} of {step}, "
+                f"and their rules have counted {counts}."
             )
 
     @property

@@ -43,7 +43,7 @@ class RegionServersExecutor:
     node: RegionServers
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
-        """Where a rank set out; on servers their points, with what optimizers keep, and what was merged last."""
+        """Return where a rank set out; on servers their points, what optimizers keep, and what was merged last."""
         node = self.node
         slots: dict[str, tuple[int, ...] | None] = {"anchor": None}
         if node.serves(comm.rank):
