@@ -315,7 +315,7 @@ def test_a_saved_run_goes_on_to_the_bit_where_all_servers_stood():
             counters = saved[f"rank{place.rank}"]["pairs 0"]["counters"]
             spoiled = deepcopy(saved)
             spoiled[f"rank{place.rank}"]["pairs 0"]["counters"][2] = -1
-            with pytest.raises(ValueError, match="the state is damaged: .* rules have counted .*-1"):
+            with pytest.raises(ValueError, match=r"the state is damaged: .* rules have counted .*-1"):
                 run.load_state_dict(spoiled)
             run.load_state_dict(saved)
             with torch.no_grad():
