@@ -331,6 +331,29 @@ def test_a_saved_run_goes_on_to_the_bit_where_all_servers_stood():
     assert all(torch.equal(end, results[0][2]) for *_, end in results)
 
 
+def test_what_servers_have_saved_stays_as_it_is_until_their_next_step():
+    """Ranks 0 and 2 look at their state behind a meeting, while ranks 1 and 3 train on and ask them; then all close."""
+
+    def body(place):
+        _, optimizer, run = begun(place, varied(arrivals=1))
+        with run:
+            for _ in range(20):
+                for _ in range(1 + place.rank):
+                    step(place, optimizer, run)
+                own = run.state_dict()[f"rank{place.rank}"]["slots"]["weight"]
+                kept = {slot: tensor.clone() for slot, tensor in own.items()}
+                exchange = exchange_of(run)
+                if place.rank % 2:
+                    while exchange._server.is_idle:
+                        step(place, optimizer, run)
+                else:
+                    until(lambda exchange=exchange: exchange._partners[exchange.rank + 1]._deferred)
+                    assert all(torch.equal(tensor, kept[slot]) for slot, tensor in own.items())
+                    assert set(kept) >= {"region/point", "region/momentum", "region/gathered", "merged"}
+
+    pliant.run_world(4, body, timeout_s=60)
+
+
 def test_one_model_of_all_ranks_whenever_it_is_asked_for():
     """Ranks differ; their mean is given, and left behind by close()."""
 

@@ -18,13 +18,18 @@ class PairRule(Protocol):
     but for the sign, to the bit, so that the mean of both stays, also if a vector has changed since it was sent.
     """
 
-    counts: Sequence[int]
-    """Numbers beside the slots from which a resumed run goes on, the same number of them on every run of a rank."""
-
     @property
     def num_bytes(self) -> int:
         """Bytes of each of the two messages."""
         ...
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """Numbers from which a resumed run goes on, always as many; a checkpoint has them beside the slots."""
+        ...
+
+    @counts.setter
+    def counts(self, saved: Sequence[int]) -> None: ...
 
     def ask(self, peer: int, x: Tensor, message: Tensor, seed: int) -> None:
         """Fill a's message, uint8 (num_bytes,), from its vector, float32 (numel,)."""
