@@ -354,6 +354,31 @@ def test_what_servers_have_saved_stays_as_it_is_until_their_next_step():
     pliant.run_world(4, body, timeout_s=60)
 
 
+def test_a_server_that_waits_for_a_meeting_takes_changes_and_asks_nothing():
+    """Else a message with weights would be under way when all have come. It asks behind its next step."""
+    exchanges = {}
+
+    def body(place):
+        _, optimizer, run = begun(place, NODE)
+        with run:
+            exchanges[place.rank] = mine = exchange_of(run)
+            step(place, optimizer, run)
+            place.comm.barrier()
+            if place.rank == 3:
+                until(lambda: all(exchanges[rank]._meets for rank in range(3)))
+                while not exchanges[2]._rules[0].is_due:
+                    step(place, optimizer, run)
+                    until(lambda: mine._server.is_idle)
+            run.state_dict()
+            if place.rank == 2:
+                assert mine._rules[0].is_due
+                assert mine.exchanges_with(0) == 0
+            step(place, optimizer, run)
+            until(lambda: exchanges[2].exchanges_with(0) == 1)
+
+    pliant.run_world(4, body, timeout_s=60)
+
+
 def test_one_model_of_all_ranks_whenever_it_is_asked_for():
     """Ranks differ; their mean is given, and left behind by close()."""
 
