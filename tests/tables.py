@@ -15,6 +15,7 @@ from pliant.spec import (
     LocalSteps,
     OptimizerState,
     Outer,
+    RegionServers,
     ScatterGather,
     averaged_states,
 )
@@ -109,6 +110,10 @@ GIVEN = {
     "no_loco": p.no_loco(3),
     "no_loco-fragments": p.no_loco(4, fragments=2, pull=0.5),
     "decoupled_diloco": p.decoupled_diloco(1, outer_momentum=0.5),
+    "halos": p.halos(2, region_ranks=2, region_every=4, arrivals=2),
+    "halos-alone": RegionServers(
+        period=1, region_ranks=1, region=Outer(), arrivals=1, world=Outer(lr=0.5), pull=1.0, scaled=False
+    ),
     "outer-every": LocalSteps(period=2, outer=Outer(lr=0.7, momentum=0.6, every=3)),
     "outer-points": LocalSteps(period=3, outer=Outer(lr_points=((0.5, 0.3), (1.0, 0.1)), total_steps=20)),
     "sparse_loco": p.sparse_loco(3, averaging=p.chunktopk(0.1, block=16, decay=0.95)),
@@ -148,6 +153,7 @@ VARIANTS = {
     *("tasc", "tasc-dgc", "tasc-rows", "tasc-fresh", "tasc-float", "tasc-leader", "tasc-difference"),
     *("every-exact", "owner-qsgd", "late-onebit", "late-ahead", "topk-dynamic"),
     *("gossip-matching", "dcd", "local_sgd-delayed", "no_loco-fragments", "stale-free", "outer-points", "des_loc-warm"),
+    "halos-alone",
 }
 """Other settings of what another row holds already."""
 

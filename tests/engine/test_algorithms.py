@@ -10,7 +10,17 @@ from torch import nn
 import pliant
 from models import batch, new_ddp, train, weights
 from pliant.algorithms import ALGORITHMS as REGISTRY, executor_for
-from pliant.spec import CodecSpec, CompressedMomentum, LocalSteps, ScatterGather, SyncPlan, from_json, to_json
+from pliant.spec import (
+    CodecSpec,
+    CompressedMomentum,
+    LocalSteps,
+    Outer,
+    RegionServers,
+    ScatterGather,
+    SyncPlan,
+    from_json,
+    to_json,
+)
 from tables import ALGORITHMS, BETWEEN_STEPS, needs_its_optimizer, optimizer_for, sampled
 
 LOSSLESS = ["delayed", "late-onebit", "onebit", "topk", "blocktopk", "randomk", "int4", "every-exact", "powersgd"]
@@ -78,8 +88,9 @@ def test_ranks_that_differ_learn_and_end_equal(name, size):
 @all_rows
 def test_one_rank_is_the_plain_optimizer(name):
     core = EVERY_ALGORITHM[name].core
-    has_outer = isinstance(core, LocalSteps) and not core.outer.takes_mean
-    if name in ("onebit_adam", "decoupled_momentum", "demo-mean", "acco") or has_outer or core.replaces_momentum:
+    outer = core.outer if isinstance(core, LocalSteps) else core.region if isinstance(core, RegionServers) else Outer()
+    changes_alone = name in ("onebit_adam", "decoupled_momentum", "demo-mean", "acco") or core.replaces_momentum
+    if changes_alone or not outer.takes_mean:
         return  # a frozen variance, a momentum, an outer one and pairs of steps act on one rank as well
 
     def body(place):

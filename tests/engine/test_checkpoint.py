@@ -24,6 +24,8 @@ NETWORK_DECIDES = (
     "async_average",
     "delayed_nesterov",
     "decoupled_diloco",
+    "halos",
+    "halos-alone",
     "stale-free",
 )
 RESUMED = [name for name in EVERY_ALGORITHM if name not in NETWORK_DECIDES]

@@ -24,6 +24,8 @@ FREE = {
     "async_average",
     "gossip-free",
     "choco-free",
+    "halos",
+    "halos-alone",
 }
 """Algorithms whose results depend on which rank comes first."""
 

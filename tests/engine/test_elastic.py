@@ -34,6 +34,7 @@ PLANS = {
     "async_average": pliant.async_average(),
     "delayed_nesterov": pliant.delayed_nesterov(1, outer_momentum=0.5),
     "decoupled_diloco": pliant.decoupled_diloco(2, outer_momentum=0.5),
+    "halos": pliant.halos(2, region_ranks=2, arrivals=2),
 }
 SIZE = 4
 _one_at_a_time = threading.Lock()

@@ -26,6 +26,8 @@ WAITS_FOR_NOBODY = {
     "async_average",
     "stale-free",
     "choco-free",
+    "halos",
+    "halos-alone",
     "stale-coded",
     "bounded_staleness",
 }

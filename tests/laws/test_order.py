@@ -62,6 +62,8 @@ SERVED = {
     "async_average",
     "gossip-free",
     "choco-free",
+    "halos",
+    "halos-alone",
 }
 """Threads hear questions and calls at any time, beside what they send: their messages lie in host memory, for Gloo."""
 

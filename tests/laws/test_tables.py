@@ -103,8 +103,13 @@ FIRST = {
     and kind is not BetweenRacks  # ranks must name their racks: tests/engine/test_rack_levels.py
 }
 """Type of node -> a row that has one."""
-AT_A_FREE_PACE = {"Gossip": "gossip-free", "CodedGossip": "choco-free", "LocalSteps": "decoupled_diloco"}
-"""Type of node -> a row that reads what it has for that."""
+ALSO = {
+    "Gossip": "gossip-free",
+    "CodedGossip": "choco-free",
+    "LocalSteps": "decoupled_diloco",
+    "RegionServers": "halos-alone",
+}
+"""Type of node -> another row, which reads what it has for a free pace, or for several regions."""
 
 
 @pytest.fixture
@@ -136,7 +141,7 @@ def test_every_field_of_a_node_is_read(kind, read):
         with pliant.relax(ddp, optimizer, ROWS[name], hosts=[[0], [1]], timeout_s=20):
             train(ddp, optimizer, place.rank, range(6))
 
-    for name in filter(None, (FIRST[kind], AT_A_FREE_PACE.get(kind))):
+    for name in filter(None, (FIRST[kind], ALSO.get(kind))):
         pliant.run_world(2, lambda place, name=name: body(place, name), timeout_s=60)
     assert {field.name for field in fields(NODES[kind])} <= {
         field for of, field in read | PREDICTED if of in (kind, "Timing")

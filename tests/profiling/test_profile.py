@@ -20,6 +20,7 @@ from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
 
 ROWS = {**ALGORITHMS, **BETWEEN_STEPS}
 PACED = {"gossip-free", "choco-free", "async_average", "delayed_nesterov", "decoupled_diloco", "stale-free"}
+PACED |= {"halos", "halos-alone"}
 """What these exchange, and when, is a matter of time."""
 
 

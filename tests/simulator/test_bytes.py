@@ -52,6 +52,8 @@ FREE = {
     "decoupled_diloco",
     "gossip-free",
     "choco-free",
+    "halos",
+    "halos-alone",
     "async_average",
     "stale-free",
     "tasc-curved",

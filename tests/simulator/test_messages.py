@@ -59,8 +59,8 @@ GROWTH = {
     "streaming_diloco": lambda n: owners(n) / 8,
     "sparse_loco": lambda n: few(n) / 30,
     "pulse_loco": lambda n: 2 * few(n) / 8,  # numbers of elements, and the elements
-    **dict.fromkeys(("async_average", "delayed_nesterov", "decoupled_diloco"), lambda n: 0),
-    # In the step; a thread beside it takes part in averages.
+    **dict.fromkeys(("async_average", "delayed_nesterov", "decoupled_diloco", "halos"), lambda n: 0),
+    # In the step; a thread beside it takes part in averages, or asks a server.
 }
 """Row of the registry -> messages of n ranks, of each in a step, where buckets are small."""
 

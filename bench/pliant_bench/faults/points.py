@@ -27,6 +27,7 @@ ELASTIC_ARMS = (
     "delayed_nesterov",
     "no_loco",
     "decoupled_diloco",
+    "halos",
 )
 """Arms whose runs go on without a lost rank; all others are to end on every rank."""
 

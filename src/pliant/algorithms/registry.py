@@ -143,6 +143,7 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
             grid={"period": (15, 30, 60), **_IN_FRAGMENTS, "averaging": _AVERAGES},
         ),
         **_rows("outer", "no_loco", grid={"period": (25, 50, 100)}),
+        **_rows("regions", "halos"),
         **_rows("outer", "pier", example="pier(total_steps=3200)"),
         **_rows(
             "optimizer_states",

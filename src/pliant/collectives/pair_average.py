@@ -1,6 +1,6 @@
 """Averages of two ranks' vectors, by one message each way: in full precision, or as coded differences to replicas."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -12,9 +12,9 @@ __all__ = ["CodedPairAverage", "PairAverage", "PairRule"]
 
 
 class PairRule(Protocol):
-    """Protocol of an average of two ranks' vectors x_a and x_b, of which rank a begins.
+    """Protocol of an exchange of two ranks' vectors x_a and x_b, of which rank a begins.
 
-    Rank a says something, rank b answers, and each adds a correction to its own vector. The two corrections are equal
+    Rank a says something, rank b answers, and each adds a correction to its own vector. In an average the two are equal
     but for the sign, to the bit, so that the mean of both stays, also if a vector has changed since it was sent.
     """
 
@@ -23,16 +23,24 @@ class PairRule(Protocol):
         """Bytes of each of the two messages."""
         ...
 
+    @property
+    def counts(self) -> Sequence[int]:
+        """Numbers from which a resumed run goes on, always as many; a checkpoint has them beside the slots."""
+        ...
+
+    @counts.setter
+    def counts(self, saved: Sequence[int]) -> None: ...
+
     def ask(self, peer: int, x: Tensor, message: Tensor, seed: int) -> None:
         """Fill a's message, uint8 (num_bytes,), from its vector, float32 (numel,)."""
         ...
 
-    def answer(self, peer: int, x: Tensor, message: Tensor, seed: int) -> Tensor:
-        """Return b's correction, float32 (numel,), and put b's answer in the place of a's message."""
+    def answer(self, peer: int, x: Tensor, message: Tensor, seed: int) -> Tensor | None:
+        """Return b's correction, float32 (numel,), or None for none; put b's answer in the place of a's message."""
         ...
 
-    def take(self, peer: int, message: Tensor) -> Tensor:
-        """Return a's correction, float32 (numel,), given b's answer."""
+    def take(self, peer: int, message: Tensor) -> Tensor | None:
+        """Return a's correction likewise, given b's answer."""
         ...
 
 
@@ -52,6 +60,7 @@ class PairAverage:
 
     def __init__(self, numel: int) -> None:
         self.num_bytes = 4 * numel
+        self.counts: Sequence[int] = ()
 
     def ask(self, peer: int, x: Tensor, message: Tensor, seed: int) -> None:
         message.view(torch.float32).copy_(x)
@@ -88,6 +97,7 @@ class CodedPairAverage:
     ) -> None:
         self._codec, self._gamma, self._own, self._others = codec, gamma, own, others
         self.num_bytes = codec.nbytes(numel)
+        self.counts: Sequence[int] = ()
 
     def ask(self, peer: int, x: Tensor, message: Tensor, seed: int) -> None:
         replica = self._own[peer]

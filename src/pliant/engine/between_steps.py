@@ -1,4 +1,4 @@
-"""Choice of what carries out each exchange of weights: in lockstep, averages of all at a free pace, or in pairs."""
+"""Choice of what carries out each exchange of weights: in lockstep, averages of all at a free pace, pairs, servers."""
 
 from torch.optim import Optimizer
 
@@ -6,15 +6,16 @@ from pliant.comm.base import duplicate
 from pliant.engine.algorithm_state import AlgorithmState
 from pliant.engine.background_average import BackgroundAverage
 from pliant.engine.comms import Comms
-from pliant.engine.pair_exchange import pair_exchanges
+from pliant.engine.pair_exchange import PairExchange
 from pliant.engine.places import Places
+from pliant.engine.server_exchange import ServerExchange
 from pliant.engine.state_exchange import StateExchange
 from pliant.engine.state_parts import split_states
 from pliant.engine.state_shapes import StateShapes
 from pliant.engine.tracer import Tracer
 from pliant.engine.weight_exchange import WeightExchange
 from pliant.engine.weight_parts import BetweenSteps, split_weights
-from pliant.spec import averaged_states
+from pliant.spec import RegionServers, averaged_states
 
 __all__ = ["exchanges_between_steps"]
 
@@ -54,5 +55,8 @@ def exchanges_between_steps(
     if free := [node for node in nodes if node.averages_freely]:
         apart = places.with_levels(Comms(duplicate(comms.all)), free)
         made.append(BackgroundAverage(split_weights(store, apart, step, free), apart, optimizer, step, tracer))
-    pairs = split_weights(store, comms, step, [node for node in nodes if node.meets_in_pairs])
-    return [*made, *pair_exchanges(pairs, store, comms.all, tracer)]
+    for k, node in enumerate(node for node in nodes if node.meets_in_pairs):
+        kind = ServerExchange if isinstance(node.core, RegionServers) else PairExchange
+        parts = split_weights(store, comms, step, [node])
+        made.append(kind(f"pairs {k}", parts, store, duplicate(comms.all), tracer))
+    return made

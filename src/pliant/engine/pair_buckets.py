@@ -21,7 +21,7 @@ class PairedBucket:
 
     Args:
         posted: Its weights.
-        rule: The rule by which two ranks average it.
+        rule: The rule by which two ranks exchange it.
 
     """
 
@@ -89,6 +89,11 @@ class PairsHost(Protocol):
     rooms: MessageRooms
 
     @property
+    def told_steps(self) -> int:
+        """Steps that partners are told of, and tell of."""
+        ...
+
+    @property
     def known(self) -> tuple[int, ...]:
         """Meetings that each rank has come to, as far as this one knows."""
         ...
@@ -98,7 +103,7 @@ class PairsHost(Protocol):
         ...
 
     def end_exchange(self, seconds: float, steps: int) -> None:
-        """Count an exchange with a rank that has made so many steps."""
+        """Count an exchange with a rank that tells of so many steps."""
         ...
 
     def note(self, seconds: float) -> None:

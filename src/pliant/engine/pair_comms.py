@@ -1,4 +1,4 @@
-"""Connections between neighbours in a graph, a comm for each pair."""
+"""Connections between neighbours, a comm for each pair."""
 
 from collections.abc import Sequence
 
@@ -8,17 +8,20 @@ from pliant.spec import Graph
 __all__ = ["pair_comms"]
 
 
-def pair_comms(graph: Graph, comm: Comm) -> dict[int, Comm]:
+def pair_comms(neighbours: Sequence[set[int]], comm: Comm) -> dict[int, Comm]:
     """Return a comm for each neighbour of this rank, of these two ranks alone. Collective.
 
     So a connection that breaks, or a neighbour that is stopped, leaves the others alone. Pairs that have no rank in
     common are made at once.
 
+    Args:
+        neighbours: Neighbours of each rank.
+        comm: Comm of all ranks.
+
     Raises:
         ValueError: The graph falls apart.
 
     """
-    neighbours = graph.neighbours(comm.size)
     _require_connected(neighbours)
     comms: dict[int, Comm] = {}
     rounds = Graph(kind="round_robin")

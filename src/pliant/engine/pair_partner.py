@@ -147,7 +147,7 @@ class Partner:
         elif head.kind == _GO:
             self._lead()
         elif head.kind == _DATA:
-            self._follow()
+            self._follow(head.steps)
         return head.kind != _BYE
 
     def _lead(self) -> None:
@@ -166,9 +166,9 @@ class Partner:
                     bucket.posted.correct(bucket.rule.take(self.peer, made))
         self._finish(time.monotonic() - began_s, steps)
 
-    def _follow(self) -> None:
-        """Carry out an exchange as the rank that answers; the head of the first message has come."""
-        began_s, steps = time.monotonic(), self._host.steps
+    def _follow(self, steps: int) -> None:
+        """Carry out an exchange as the rank that answers; the head of the first message has come, with these steps."""
+        began_s = time.monotonic()
         with self._host.rooms.take() as room:
             for k, bucket in enumerate(self._host.buckets):
                 if k:
@@ -220,7 +220,7 @@ class Partner:
 
     def _send(self, kind: int, *, first: int = -1, body: Tensor | None = None) -> None:
         host = self._host
-        head = Head(kind=kind, number=self._number, steps=host.steps, first=first, meetings=host.known)
+        head = Head(kind=kind, number=self._number, steps=host.told_steps, first=first, meetings=host.known)
         self.channel.send(head, body)
 
     def _send_body(self, made: Tensor, message: Tensor) -> None:

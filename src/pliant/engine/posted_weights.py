@@ -54,8 +54,10 @@ class PostedWeights:
             if is_accelerator(self._device):
                 self._last = current_stream(self._device).record_event()
 
-    def correct(self, by: Tensor) -> None:
+    def correct(self, by: Tensor | None) -> None:
         """Add a correction, float32 (numel,), to the weights that others see and to those to come. Within a turn."""
+        if by is None:
+            return
         self.flat.add_(by)
         self.part.state.flat[CORRECTION].add_(by)
         self._is_corrected = True

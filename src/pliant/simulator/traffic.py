@@ -10,6 +10,7 @@ import numpy as np
 from pliant.netmodel import BucketBatch, Floats, Round, passes, work
 from pliant.simulator.collective_rounds import among_ranks
 from pliant.simulator.levels import among_groups, groups_of, rounds_inside, side_by_side, slice_numels, sums_inside
+from pliant.simulator.regions import region_rounds
 from pliant.simulator.rounds import (
     all_gather_rounds,
     all_reduce_rounds,
@@ -45,6 +46,7 @@ from pliant.spec import (
     NeighborMean,
     OwnedOptimizer,
     ParameterServer,
+    RegionServers,
     ScatterGather,
     Sharded,
     ShardedOptimizer,
@@ -256,6 +258,7 @@ TRAFFIC: Mapping[type[Exchange], Callable[[Any, BucketBatch, Topology, int], Exc
     ParameterServer: _owned,
     Gossip: _among_all(gossip_rounds),
     NeighborMean: _neighbor_mean,
+    RegionServers: _among_all(region_rounds),
     CodedGossip: _coded_gossip,
     Custom: _custom,
     LocalSteps: _differences,

@@ -23,6 +23,7 @@ from pliant.spec.optimizer_state import OptimizerState
 from pliant.spec.outer import Outer
 from pliant.spec.owners import Acco, OwnedOptimizer, ParameterServer, Placement, ShardedOptimizer
 from pliant.spec.plan import Match, Rule, SyncPlan
+from pliant.spec.regions import RegionServers
 from pliant.spec.schedule import Move, OwnerScheduling, Schedule, Scheduling, with_schedule
 from pliant.spec.selection import Agreement, Selection, ValueBits
 from pliant.spec.sharded import ReduceScatter, Residual, Sharded, WeightGather
@@ -79,6 +80,7 @@ __all__ = [
     "Placement",
     "Rack",
     "ReduceScatter",
+    "RegionServers",
     "Residual",
     "Rule",
     "ScatterGather",

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from pliant.algorithms.base import Algorithm, Deferred, State, StateSpec, StepContext, prefix_slots
+from pliant.algorithms.executors.outer_step import outer_slots, step_momentum
 from pliant.buckets import Bucket
 from pliant.comm.base import Comm
 from pliant.spec import LocalSteps
@@ -44,9 +44,8 @@ class LocalStepsExecutor:
 
     def slots(self, shape: tuple[int, ...], comm: Comm) -> StateSpec:
         """The starting point of all ranks, the outer momentum, and the inner slots."""
-        slots: StateSpec = {"anchor": None, **prefix_slots(self.prefix, self.inner.slots(shape, comm))}
-        slots = {**slots, "momentum": None} if self.node.outer.has_momentum else slots
-        return {**slots, "gathered": None} if self.node.outer.every > 1 else slots
+        inner = prefix_slots(self.prefix, self.inner.slots(shape, comm))
+        return {"anchor": None, **inner, **outer_slots(self.node.outer)}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Prepare what averages the changes."""
@@ -61,7 +60,7 @@ class LocalStepsExecutor:
 
     def exchange_weights(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> Deferred | None:
         """Exchange how far this rank has come, and set out anew."""
-        change, anchor = bucket.flat, state.flat["anchor"]
+        change, anchor, outer = bucket.flat, state.flat["anchor"], self.node.outer
         torch.sub(anchor, change, out=change)
         if context.share != 1:
             change.mul_(context.share)
@@ -69,8 +68,9 @@ class LocalStepsExecutor:
         if self.node.averaging.needs_anchor:
             its = replace(its, flat={**its.flat, "anchor": anchor})
         rest = self.inner.on_ready(bucket, its, comm, context)
-        self._step_momentum(change, state, context)
-        anchor.sub_(change, alpha=self.node.outer.lr_at(context.step))
+        is_due = context.is_due and (context.round + 1) % outer.every == 0
+        step_momentum(outer, change, state.flat, step=context.step, is_due=is_due)
+        anchor.sub_(change, alpha=outer.lr_at(context.step))
         change.copy_(anchor)
         return rest
 
@@ -80,22 +80,3 @@ class LocalStepsExecutor:
         mu = self.node.outer.momentum_at(context.step)
         state.flat["momentum"].mul_(mu).add_(anchor.sub_(bucket.flat))
         anchor.copy_(bucket.flat)
-
-    def _step_momentum(self, change: Tensor, state: State, context: StepContext) -> None:
-        """Let the momentum take a change, float32 (numel,), and add what it makes of it where its step is due."""
-        outer = self.node.outer
-        if not outer.has_momentum:
-            return
-        momentum, gathered = state.flat["momentum"], state.flat.get("gathered")
-        if not context.is_due or (context.round + 1) % outer.every:
-            (momentum if gathered is None else gathered).add_(change)
-            return
-        mu = outer.momentum_at(context.step)
-        momentum.mul_(mu).add_(change)
-        if not outer.nesterov:
-            change.copy_(momentum)  # what was gathered has been used
-        if gathered is not None:
-            momentum.add_(gathered)
-            gathered.zero_()
-        if outer.nesterov:
-            change.add_(momentum, alpha=mu)
