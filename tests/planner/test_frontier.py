@@ -89,6 +89,7 @@ def test_a_plan_that_is_known_to_lose_with_an_optimizer_has_the_word(gene, optim
 
 
 MULOCO = Gene("muloco", {"period": 60, "fragments": 4, "delay_steps": 2, "averaging": "int4"})
+STREAMED = Gene("streaming_diloco", {**MULOCO.settings, "period": 64, "outer_momentum": 0.6})
 BOTH = "AdamW and Muon"
 
 
@@ -99,26 +100,29 @@ def look(optimizer, *rows):
     return points, frontier_text(points, optimizer), left_out(WORKLOAD, FOUR, quality, points, step_s)
 
 
-def measured(ratio, highest, ranks=4):
-    return ratio_row(MULOCO, "Muon", ratio, highest, ranks=ranks, tasks=1, parameters=400_000, steps=1000, limit=1.25)
+def measured(ratio, highest, ranks=4, gene=MULOCO, optimizer="Muon"):
+    size = {"ranks": ranks, "parameters": 400_000, "steps": 1000, "limit": 1.25}
+    return ratio_row(gene, optimizer, ratio, highest, tasks=1, **size)
 
 
 def families(points):
     return {gene.family for point in points for gene in point.genes.genes}
 
 
-@pytest.mark.parametrize("optimizer", ["Muon", BOTH])
-def test_local_steps_are_named_with_the_optimizer_that_they_were_measured_with(table, optimizer):
-    table(measured(1.02, 1.04))
+@pytest.mark.parametrize(
+    ("gene", "optimizer", "other"), [(MULOCO, "Muon", "AdamW"), (MULOCO, BOTH, "AdamW"), (STREAMED, "AdamW", BOTH)]
+)
+def test_local_steps_are_named_with_the_optimizer_that_they_were_measured_with(table, gene, optimizer, other):
+    table(measured(1.02, 1.04, gene=gene, optimizer="AdamW" if gene is STREAMED else "Muon"))
     points, text, left = look(optimizer)
     for point in points[1:]:
-        assert point.genes.base.family == MULOCO.family
+        assert point.genes.base.family == gene.family
         assert point.steps_ratio == 1.02
     told = f"1.02 times the steps, measured with 0.4 M parameters on 4 ranks in 1,000 steps, with {optimizer}"
     assert text.count(told) == 2
-    assert MULOCO.summary in text
-    assert left is None or left.genes.base.family != MULOCO.family
-    assert MULOCO.family not in families(look("AdamW")[0])
+    assert gene.summary in text
+    assert left is None or left.genes.base != gene
+    assert gene.family not in families(look(other)[0])
 
 
 def test_a_ratio_beyond_every_limit_leaves_them_out_with_what_they_would_save(table):
@@ -149,6 +153,7 @@ def test_what_nobody_has_measured_is_left_out_as_such_and_nothing_that_others_ne
     table(measured(1.02, 1.04))
     left = look("AdamW")[2]
     assert left.genes.base.fits_optimizer("AdamW")
-    assert "with AdamW" in left.sentence
+    assert left.genes.base.exchange.timing.pace == "lockstep"  # of others the network decides how often they exchange
+    assert left.sentence.endswith("; risk: not measured with AdamW.")
     exact = Quality(optimizer="AdamW", equal_weights=True)
     assert left_out(WORKLOAD, FOUR, exact, look("AdamW")[0], step_s) is None

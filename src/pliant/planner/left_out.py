@@ -7,7 +7,7 @@ from pliant.planner.families import NAMED_FAMILIES
 from pliant.planner.frontier import FRONTIER_LIMITS, FrontierPoint, StepTimes, frontier_text
 from pliant.planner.genome import Genome, all_of
 from pliant.planner.quality import Quality
-from pliant.planner.risk import Risk, risk_of
+from pliant.planner.risk import Risk, is_losing, risk_of
 from pliant.planner.space import Space
 from pliant.planner.steps_ratios import fitted_ratios
 from pliant.spec import Topology, Workload
@@ -44,8 +44,9 @@ def left_out(
 ) -> LeftOut | None:
     """Return the fastest plan that exchanges weights and is within no limit of a frontier; None if none would pay.
 
-    Plans that were measured with the optimizer come first. Without such, they are the strongest settings of all ways of
-    exchanging whose ratio of steps is not known.
+    Plans that were measured with the optimizer come first, and then the strongest setting of each way of exchanging; of
+    both kinds, those that are not known to lose. At a free pace the network decides how often ranks exchange, so that a
+    fast step promises nothing, and such plans are not named.
 
     Args:
         workload: What a step computes and exchanges.
@@ -58,7 +59,8 @@ def left_out(
     most = replace(quality, budget=FRONTIER_LIMITS[-1], unmeasured=True)
     fitted = fitted_ratios(quality.optimizer, quality.scale)
     asked = dict.fromkeys((*fitted, *(all_of(name)[-1] for name in NAMED_FAMILIES)))
-    beyond = [gene for gene in asked if gene.between_steps and not most.admits(gene)]
+    local = [gene for gene in asked if gene.between_steps and gene.exchange.timing.pace == "lockstep"]
+    beyond = [gene for gene in local if not most.admits(gene)]
     space = Space(workload, topology, replace(most, ratios=dict.fromkeys(beyond, 1.0)))  # if no more steps were needed
     plans = [genes for genes in map(Genome, beyond) if genes in space]
     least_s = min(point.step_s * point.steps_ratio for point in points if not point.risk.loses)
@@ -66,9 +68,9 @@ def left_out(
     faster = [(s, genes) for s, genes in zip(times_s, plans, strict=True) if _PAYS * s < least_s]
     if not faster:
         return None
-    taken_s, best = min(faster, key=lambda each: (each[1].base not in fitted, each[0]))
-    risk = risk_of(best, quality.optimizer, quality.scale)
-    return LeftOut(genes=best, step_s=taken_s, speedup=least_s / taken_s, risk=risk)
+    known = (quality.optimizer, quality.scale)
+    taken_s, best = min(faster, key=lambda each: (each[1].base not in fitted, is_losing(each[1].base, *known), each[0]))
+    return LeftOut(genes=best, step_s=taken_s, speedup=least_s / taken_s, risk=risk_of(best, *known))
 
 
 def limits_text(
