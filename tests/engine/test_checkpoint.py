@@ -39,7 +39,7 @@ def adam_for(name, parameters):
         return optimizer_for(name, parameters)  # these allow no other
     if name in BETWEEN_STEPS or name.startswith(("owner", "sharded_optimizer")):
         return torch.optim.AdamW(parameters, lr=1e-2)
-    corrects = getattr(EVERY_ALGORITHM[name].core, "momentum", 0) > 0  # has a momentum of its own
+    corrects = any(getattr(node, "momentum", 0.0) for node in EVERY_ALGORITHM[name].walk())  # with its own
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.0 if corrects else 0.9)
 
 
