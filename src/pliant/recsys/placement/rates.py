@@ -64,13 +64,10 @@ def fit_rates(features: Sequence[Floats], wire_s: Sequence[float], measured_s: S
 
     Raises:
         ValueError: There are no steps, not as many times, or a time that is not above 0.
-        ModuleNotFoundError: SciPy is not installed.
 
     """
-    try:
-        from scipy.optimize import nnls  # here, since it is an extra
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("fitting rates needs SciPy: install pliant[plan].") from error
+    from scipy.optimize import nnls  # here, since it takes long to import
+
     if not len(features) == len(wire_s) == len(measured_s) > 0 or min(measured_s) <= 0:
         raise ValueError(
             f"{len(features)} steps have features, {len(measured_s)} times; there must be as many, some, all above 0."
