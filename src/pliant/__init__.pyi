@@ -77,6 +77,10 @@ from .algorithms.gradients import (
     terngrad as terngrad,
     topk as topk,
 )
+from .algorithms.momenta import (
+    dion as dion,
+    ef21_muon as ef21_muon,
+)
 from .algorithms.optimizer_states import (
     des_loc as des_loc,
     mt_dao as mt_dao,
@@ -94,6 +98,9 @@ from .algorithms.owners import (
     acco as acco,
     bounded_staleness as bounded_staleness,
     sharded_optimizer as sharded_optimizer,
+)
+from .algorithms.regions import (
+    halos as halos,
 )
 from .algorithms.weights import (
     async_average as async_average,

@@ -230,11 +230,3 @@ def test_the_program_finds_the_optimum_of_a_small_one():
     found = solve_owners(collective, topology, FREE, limit_s=10)
     assert wire_s(found.owners) == pytest.approx(found.predicted_s)
     assert found.predicted_s <= best_s * 1.002
-
-
-def test_without_scipy_the_program_says_what_is_missing(monkeypatch):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(RuntimeError, match=r"need SciPy.*pliant\[schedules\]"):
-        solve_owners(dense(2, 10), hosts([1, 1]))

@@ -31,9 +31,6 @@ def measure_rates(start: Rates | None = None, *, limit_s: float = 4.0) -> Rates:
         start: What stays where nothing is measured: lookups, messages, steps, links.
         limit_s: Seconds for all measurements.
 
-    Raises:
-        ModuleNotFoundError: SciPy is not installed.
-
     """
     start = start if start is not None else Rates()
     generator = torch.Generator().manual_seed(0)

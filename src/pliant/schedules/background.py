@@ -43,14 +43,6 @@ class SolverOptions:
         if self.trials < 1 or self.after < self.trials or self.limit_s <= 0:
             raise ValueError(f"{self} cannot be: use at least 1 trial, as many calls before, and a limit above 0 s.")
 
-    def require_programs(self) -> None:
-        """Raise a RuntimeError unless there is a solver."""
-        if find_spec("scipy") is None and find_spec("ortools") is None:
-            raise RuntimeError(
-                "improving schedules needs SciPy or OR-Tools, and neither is installed; run "
-                "`pip install 'pliant[schedules]'`, or leave it out."
-            )
-
 
 @dataclass(frozen=True, kw_only=True)
 class SolverJob:
@@ -69,9 +61,7 @@ class SolverJob:
             return self._solve_dense()
         best = candidates(merge_blocks(self.collective), self.topology, self.overheads)[0]
         limit_s = self.limit_s / 2
-        found = [best]
-        if find_spec("scipy") is not None:
-            found.append(improve_owners(best, self.topology, self.overheads, limit_s=limit_s))
+        found = [best, improve_owners(best, self.topology, self.overheads, limit_s=limit_s)]
         if find_spec("ortools") is not None:
             with suppress(ValueError):  # too large, even over few super-blocks
                 found.append(improve_rounds(best, self.collective, self.topology, self.overheads, limit_s=limit_s))

@@ -135,10 +135,6 @@ def solve_owners(
     with in_h and out_h the time of b's bytes on the link of host h; and the same for the uplink of each rack, of which
     x is the sum over its hosts. The result depends on how fast the solver is:
     let one rank solve it, and broadcast what it finds.
-
-    Raises:
-        RuntimeError: SciPy is not installed.
-
     """
     overheads = overheads if overheads is not None else Overheads()
     greedy = greedy_owners(collective, topology, overheads, merged=merged)
@@ -167,13 +163,8 @@ def _solve(phases: Sequence[tuple[_Floats, _Floats]], inside: _Floats, limit_s: 
         limit_s: Of the solver.
 
     """
-    try:
-        from scipy import optimize as untyped, sparse
-    except ImportError as error:
-        raise RuntimeError(
-            "owners by an integer program need SciPy, which is not installed; run `pip install 'pliant[schedules]'`, "
-            "or use greedy owners."
-        ) from error
+    from scipy import optimize as untyped, sparse  # here, since it takes long to import
+
     num_blocks, (num_hosts, num_links) = len(phases[0][0]), inside.shape
     optimize: Any = untyped
     scale = max(float(side.sum()) for phase in phases for side in phase) or 1.0

@@ -18,12 +18,7 @@ _PIECES_PER_RANK = 2
 def improve_owners(
     best: Candidate, topology: Topology, overheads: Overheads | None = None, *, limit_s: float
 ) -> Candidate:
-    """Return the candidate with owners by `solve_owners`, or itself if that is not predicted to be faster.
-
-    Raises:
-        RuntimeError: SciPy is not installed.
-
-    """
+    """Return the candidate with owners by `solve_owners`, or itself if that is not predicted to be faster."""
     overheads = overheads if overheads is not None else Overheads()
     if best.rule is None or best.rule.owners == "one":
         return best

@@ -89,7 +89,6 @@ class SparseAllReduce:
         self._options = solver is not None
         self._background: BackgroundSolver | None = None
         if solver is not None:
-            solver.require_programs()
             self._background = BackgroundSolver(solver, topology, self._selector.overheads) if comm.rank == 0 else None
 
     def __call__(self, x: Tensor, held: Sequence[bool]) -> SelectedSchedule:

@@ -51,16 +51,10 @@ def solve_milp(search: PlacementSearch, found: Layouts) -> list[TableLayout]:
     every rank or host needs, which is linear in the choices; memory of every rank stays in its limit, with messages
     and with a change of the hot rows. What tables share (a lookup, an all-reduce) is a binary of its own. Limits
     of sent bytes are for the local search; here they are not seen.
-
-    Raises:
-        ModuleNotFoundError: SciPy is not installed.
-
     """
-    try:
-        from scipy.optimize import Bounds, LinearConstraint, milp  # here, since it is an extra
-        from scipy.sparse import coo_matrix
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("an exact placement needs SciPy: install pliant[schedules].") from error
+    from scipy.optimize import Bounds, LinearConstraint, milp  # here, since it takes long to import
+    from scipy.sparse import coo_matrix
+
     options = [milp_candidates(search, found, t) for t in range(len(found.layouts))]
     search.learn([(t, layout) for t, those in enumerate(options) for layout in those])
     program = _Program(search, options)

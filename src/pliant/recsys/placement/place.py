@@ -112,7 +112,7 @@ def place_tables(
         rates: Of the machine; defaults are those of a CPU core.
         dense_sample_s: Seconds for each sample of everything else in a step.
         overlap: Whether the next batch is known early, so that asking for it hides beside the dense part.
-        exact: Also solve an integer program over the layouts that come into question; for few tables. Needs SciPy.
+        exact: Also solve an integer program over the layouts that come into question; for few tables.
 
     Raises:
         ValueError: Nothing fits the limits, or frequencies are of other tables, or there is no batch size.
