@@ -130,7 +130,7 @@ def test_a_real_process_finds_better_owners():
         assert best.cost.total_s < first.cost.total_s
 
 
-def test_a_search_that_fails_says_why(monkeypatch):
+def test_a_search_that_fails_says_why():
     collective = random_collective(3, 5, 0.5, 1)
     task = SolverJob(collective=collective, topology=hosts([1, 1]), overheads=Overheads(), limit_s=1.0)
     with pytest.raises(RuntimeError, match=r"ended with 1: ValueError: the collective is over 3 ranks, but"):

@@ -61,7 +61,6 @@ class SparseAllReduce:
 
     Raises:
         ScheduleError: The ranks were given different things.
-        RuntimeError: With `improving`, there is no solver.
 
     """
 
