@@ -151,7 +151,7 @@ class NoGradients(GradientSource):
         return max(self._passes.values(), default=0)
 
     def before_step(self, optimizer: Optimizer, step: int) -> None:
-        """Count no more."""
+        """Count passes no longer."""
         self.close()
 
     def close(self) -> None:
