@@ -25,8 +25,9 @@ class LowRankExecutor:
 
         P <- mean over ranks of M Q;  orthogonalize P;  Q <- mean over ranks of M^T P;  M' = P Q^T
 
-    With a momentum mu, what was sent stays in what is kept, mu times, so that M is a momentum that no rank sends whole:
-    Dion's exchange (Ahn et al., arXiv:2504.05295, Algorithm 3, whose Q has columns of length 1, which changes no P):
+    With a momentum mu, what was sent stays in what is kept, mu times, so that M is a momentum that no rank sends whole.
+    It is Dion's exchange (Ahn et al., arXiv:2504.05295, Algorithm 3; Q has columns of length 1 there, which changes no
+    P):
 
         M_i <- M_i + g_i;   P, Q as above;   M_i <- M_i - (1 - mu) P Q^T;   the optimizer makes P Q^T orthogonal
 
@@ -57,5 +58,5 @@ class LowRankExecutor:
 
     @property
     def _kept(self) -> str:
-        """Name of the slot: gradients in a momentum have decayed, so that no later plan owes them."""
+        """Name of the slot: gradients in a momentum have decayed, so that no later plan adds them."""
         return "momentum" if self.node.momentum else "residual"
