@@ -168,7 +168,7 @@ def test_optimizers_of_pliant_are_found_by_name(monkeypatch):
     for wrong in ("relax", "Lion"):
         with pytest.raises(ValueError, match=f"no optimizer '{wrong}' .* there are SGD, AdamW, Muon"):
             recipe(optimizer=wrong)
-    assert len(OPTIMIZERS) == 6
+    assert len(OPTIMIZERS) == 8
 
 
 @pytest.mark.parametrize("size", SIZES)
