@@ -297,6 +297,24 @@ def test_a_rank_may_own_nothing():
         torch.testing.assert_close(owned, shared, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize(("what", "left"), [("acco", 0.8), ("bounded_staleness(0)", 0.64)])
+def test_a_complex_parameter_may_come_behind_an_odd_number_of_elements(what, left):
+    """Of the sum of squares each step takes a fifth of the weights."""
+    first = nn.ParameterList([torch.randn(3), torch.randn(2, dtype=torch.complex64)])
+
+    def body(place):
+        held = copy.deepcopy(first)
+        made = torch.optim.SGD(held.parameters(), lr=0.1)
+        with pliant.relax(held, made, what, group=place.process_group, timeout_s=20):
+            for _ in range(2):
+                made.zero_grad()
+                sum(p.abs().square().sum() for p in held).backward()
+                made.step()
+        torch.testing.assert_close([p.detach() for p in held], [left * p.detach() for p in first])
+
+    pliant.run_world(1, body)
+
+
 def test_a_biased_codec_is_refused():
     with pytest.raises(
         ValueError, match="invalid Acco: codec must be unbiased, since owners keep no residuals, got sign"

@@ -78,4 +78,4 @@ class OwnedShard:
                 weight.grad = None  # as a plain optimizer finds it, which then leaves weight and state alone
                 continue
             own = gradient.to(weight.device, weight.dtype.to_real())
-            weight.grad = torch.view_as_complex(own) if weight.is_complex() else own
+            weight.grad = torch.complex(*own.unbind(-1)) if weight.is_complex() else own  # may begin anywhere
