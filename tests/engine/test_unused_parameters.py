@@ -23,7 +23,8 @@ def wrong(place, model, called, name, loop, optimizers_of=one):
 
 BESIDE = [name for name, algorithm in ALGORITHMS.items() if algorithm.core.steps_beside]
 """What takes the optimizer's gradients between steps, whichever module has computed them."""
-NEEDS_BUCKETS = [*(name for name in ALGORITHMS if name not in BESIDE), "post_local_sgd", "pier", "des_loc-warm", "between-hosts"]
+NEEDS_BUCKETS = [name for name in ALGORITHMS if name not in BESIDE]
+NEEDS_BUCKETS += ["post_local_sgd", "pier", "des_loc-warm", "between-hosts"]
 SIGNED = {name for name, algorithm in ALGORITHMS.items() if getattr(algorithm.core, "signed", False)}
 """What a GradScaler's step is refused with, whichever module is called (test_loss_scale.py)."""
 
