@@ -190,7 +190,7 @@ def test_trainings_become_rows_of_the_planners_table(load, monkeypatch, folder, 
     arms = (*trials.BASELINES, trials.MAIN[0], trials.MAIN[1], trials.MAIN[2], trials.MAIN[4], late, acco)
     cell = trials.Cell(size="0.06M")
     listed = [*trials.in_cell(arms, cell), *trials.in_cell((trials.MAIN[3],), cell, (0, 1))]
-    monkeypatch.setattr(job, "read", lambda: listed)
+    monkeypatch.setattr(job, "read", lambda path: listed)
     monkeypatch.setattr(job, "train", lagging({"muloco": 1.1, "local_sgd": 1.3, "des_loc": 1.2}))
     job.main(["--out", str(out), "--text", folder])
     monkeypatch.setattr(load("ratios"), "read", lambda: listed)

@@ -70,7 +70,7 @@ COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
         "exact": ("bool", "gives DDP's gradients but for rounding to 16 bits"),
         "steps_ratio": ("double", "measured bound on steps to the same accuracy over those of DDP; null: not known"),
         "plan": ("string", "SyncPlan as JSON"),
-        "genes": ("string", "Genes as JSON: what the search may change"),
+        "genes": ("string", "Genome as JSON: what the search may change"),
     },
     "buckets": {
         "plan_id": ("string", "row of plans"),

@@ -9,7 +9,7 @@ from torch.optim import SGD, AdamW, Muon, Optimizer
 import pliant
 from pliant_bench.lab.second_moment import Mean, SharedMomentAdamW
 
-__all__ = ["OPTIMIZERS", "hidden_matrices", "make_optimizers", "require_optimizer"]
+__all__ = ["OPTIMIZERS", "hidden_matrices", "make_optimizers", "muon_and_adamw", "require_optimizer"]
 
 _WEIGHT_DECAY = 0.01
 """AdamW's default, for Muon as well: its own is ten times as much."""
@@ -29,6 +29,11 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     ]
 
 
+def muon_and_adamw(model: nn.Module, lr: float) -> list[Optimizer]:
+    """Return Muon for hidden matrices, with updates as large as AdamW's, and AdamW for all others, at one rate."""
+    return _beside_adamw(model, lr, Muon)
+
+
 def _beside_adamw(model: nn.Module, lr: float, make: Callable[..., Optimizer], **settings: Any) -> list[Optimizer]:
     """Return an optimizer of hidden matrices, with updates as large as AdamW's, and AdamW for all others."""
     hidden = hidden_matrices(model)
@@ -45,7 +50,7 @@ def _shared(**settings: Any) -> Callable[[nn.Module, float, Mean], list[Optimize
 OPTIMIZERS: dict[str, Callable[[nn.Module, float, Mean], list[Optimizer]]] = {
     "SGD": lambda model, lr, mean: [SGD(model.parameters(), lr=lr, momentum=0.9)],
     "AdamW": lambda model, lr, mean: [AdamW(model.parameters(), lr=lr)],
-    "Muon": lambda model, lr, mean: _beside_adamw(model, lr, Muon),
+    "Muon": lambda model, lr, mean: muon_and_adamw(model, lr),
     "Muon(momentum=0)": lambda model, lr, mean: _beside_adamw(model, lr, Muon, momentum=0.0),
     "Dion(momentum=0)": lambda model, lr, mean: _beside_adamw(model, lr, pliant.Dion, rank=_RANK, momentum=0.0),
     "AdamW+common_v": _shared(of="gradient"),
