@@ -339,6 +339,39 @@ def test_a_step_whose_update_a_fused_optimizer_leaves_out_counts_once(name, wrap
     assert one.isfinite().all()
 
 
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize("fused", [(False, False), (True, False), (False, True)], ids=str)
+@pytest.mark.parametrize("overflows", [(0,), (1,), (0, 1)], ids=str)
+def test_a_step_that_some_of_two_optimizers_skip_counts_once(overflows, fused, wrapped):
+    """Those that a scaler calls make a part of it, which ends where the rank goes on, and not with the next step."""
+
+    def body(place):
+        ddp = new_ddp(place, model=Branching, find_unused_parameters=True)
+        held = ddp if wrapped else ddp.module
+        parts = [[ddp.module.first.weight, ddp.module.second.weight], [ddp.module.first.bias, ddp.module.second.bias]]
+        optimizers = [torch.optim.SGD(part, lr=0.1, fused=how) for part, how in zip(parts, fused, strict=True)]
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+        group = {} if wrapped else {"group": place.process_group}
+        with pliant.relax(held, optimizers, pliant.local_sgd(2), nonfinite="propagate", timeout_s=20, **group) as run:
+            for step in range(8):
+                x, y = batch(place.rank, step)
+                for each in optimizers:
+                    each.zero_grad()
+                scaler.scale(nn.functional.cross_entropy(held(x), y)).backward()
+                for k in overflows if place.rank == 1 and step in (2, 3, 7) else ():
+                    parts[k][0].grad.fill_(torch.inf)
+                for each in optimizers:
+                    scaler.step(each)
+                scaler.update()
+            run.consolidate()
+            assert run.steps == 8
+        return weights(ddp)
+
+    one, other = pliant.run_world(2, body, timeout_s=60)
+    assert torch.equal(one, other)
+    assert one.isfinite().all()
+
+
 @pytest.mark.parametrize("what", ["acco", "sharded_optimizer", "bounded_staleness(0)"])
 def test_owners_step_for_a_fused_optimizer_without_the_scale(what):
     """Some when the scaler has left the optimizer already, to which it leaves the scale of a step during that step."""

@@ -96,6 +96,25 @@ def test_ranks_of_different_speed_and_length_learn_and_end_equal(staleness):
     assert not threads_left()
 
 
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_ranks_with_two_optimizers_may_make_different_numbers_of_steps(staleness):
+    """Who has made its own leaves the owners of both, before it waits for anybody."""
+
+    def body(place):
+        ddp = new_ddp(place)
+        parameters = list(ddp.parameters())
+        first, second = OPTIMIZERS["sgd"](parameters[:4]), OPTIMIZERS["adamw"](parameters[4:])
+        with pliant.relax(ddp, [first, second], pliant.bounded_staleness(staleness), timeout_s=20):
+            for step in range(4 + 3 * place.rank):
+                train(ddp, first, place.rank, [step], before_step=second.step)
+                second.zero_grad()
+        return weights(ddp)
+
+    results = pliant.run_world(3, body, timeout_s=60)
+    assert all(torch.equal(results[0], found) for found in results)
+    assert not threads_left()
+
+
 def test_switching_to_an_all_reduce_and_back():
     def body(place):
         ddp = new_ddp(place)

@@ -25,7 +25,7 @@ class LossScale:
         self._scaler: torch.amp.GradScaler | None = None
         self._unit = 1.0
         """Scale of the kept gradients."""
-        self.num_skipped = 0
+        self._num_skipped = 0
         """Steps that the scaler has skipped on this rank and that were not counted yet."""
         self.is_sought = True
         """Whether no step was made yet, so that it is not known if there is a scaler."""
@@ -66,21 +66,35 @@ class LossScale:
             )
         if self._scaler is None and scaler.is_enabled():  # whose first steps may have been skipped
             total = _skips(scaler._init_scale, scaler.get_scale(), scaler)  # pyright: ignore[reportPrivateUsage]
-            self.num_skipped += max(0, min(passes - 1, total) - self._early)
+            self._num_skipped += max(0, min(passes - 1, total) - self._early)
         self._scaler, self._unit, self._loaded = scaler, float(scaler.get_scale()), False
 
     def watch(self, optimizer: Optimizer) -> None:
         """Note that an optimizer steps; to be called in its step.
 
-        A fused one is called where gradients overflow too, and leaves out its update: such a step is counted by itself.
+        A fused one is called where gradients overflow too, and leaves out its update: such a step is counted already.
         """
         if (overflows := getattr(optimizer, "found_inf", None)) is not None:
             self._left_out[id(optimizer)] = overflows
 
     def skip(self) -> None:
         """Note a step that was skipped before the first one was made."""
-        self.num_skipped += 1
+        self._num_skipped += 1
         self._early += 1
+
+    def take_skips(self, *, in_part: bool) -> int:
+        """Return, once, how many steps were skipped and are not counted yet.
+
+        Args:
+            in_part: Whether only some optimizers have made the last step, which then is not counted yet either.
+
+        """
+        skipped, self._num_skipped = self._num_skipped, 0
+        if not skipped:
+            return 0
+        left_out = any(map(bool, self._left_out.values()))
+        self._left_out.clear()
+        return skipped - 1 if left_out and not in_part else skipped
 
     @property
     def unit(self) -> float:
@@ -106,11 +120,7 @@ class LossScale:
         before = self._unit
         if self._scaler is not None:
             self._unit = float(self._scaler.get_scale())
-            skipped = _skips(before, self._unit, self._scaler)
-            if skipped and any(map(bool, self._left_out.values())):
-                skipped -= 1
-                self._left_out.clear()
-            self.num_skipped += skipped
+            self._num_skipped += _skips(before, self._unit, self._scaler)
         return self._unit / before
 
 

@@ -96,10 +96,14 @@ class OptimizerCopy:
 
 
 @torch.no_grad()
-def unscale(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
+def unscale(optimizer: Optimizer, parameters: Iterable[Tensor]) -> bool:
     """Take the loss scale from gradients that owners step with later, where a GradScaler leaves that to a fused step.
 
     Drop them all where one has overflowed, as such a step would.
+
+    Returns:
+        Whether they are to be used.
+
     """
     scale, overflows = (getattr(optimizer, name, None) for name in _OF_SCALER)
     is_left_out = overflows is not None and bool(overflows)
@@ -108,6 +112,7 @@ def unscale(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
             parameter.grad = None
         elif parameter.grad is not None and scale is not None:
             parameter.grad.div_(scale)
+    return not is_left_out
 
 
 def _copied(state: Mapping[str, Any], into: Mapping[str, Any]) -> dict[str, Any]:

@@ -147,6 +147,8 @@ class Servers(Part):
     def settle(self, step: int) -> None:
         """Wait until all gradients are used. Collective."""
         for served in self._served.values():
+            served.leave()  # all before any waits: a rank that makes more steps needs each optimizer's owners
+        for served in self._served.values():
             served.finish()
 
     def hand_back(self, step: int) -> None:

@@ -86,8 +86,8 @@ class Run(SavesParts, MeasuresSteps, ABC):
             complete=lambda: self._after_step(),
             passes=lambda: self._dispatcher.num_backwards,
             in_turns=lambda: require_one_optimizer_pass(self._gradients, nonfinite),
+            catch_up=lambda: self.catch_up(),
         )
-        self._complete = lambda: self._after_step()
         self._open = True
 
     # - The moments

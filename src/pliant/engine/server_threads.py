@@ -101,7 +101,8 @@ class ServerThreads:
         if self._staleness > 0:
             self._take()
         parameters = {own.name: own.parameter for held in self._held.values() for own in held}
-        unscale(optimizer, parameters.values())
+        if not unscale(optimizer, parameters.values()):
+            return  # as where a GradScaler skips the step of another optimizer
         gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in parameters.items()}
         for rank, held in self._held.items():
             theirs = [view for own in held for view in own.views(gradients[own.name])]
@@ -122,10 +123,13 @@ class ServerThreads:
         residual = self._slots[own.name]["residual"]  # in the order of the bucket, and not of the parameter's memory
         return [residual] if own.is_whole else [residual.view(-1)[start:stop] for start, stop in own.ranges]
 
-    def finish(self) -> None:
-        """Wait until all ranks have come here and all gradients are used; then all have equal weights. Collective."""
+    def leave(self) -> None:
+        """Let other ranks go on without this one, until all have left."""
         self._take()
         self._ask(_LEAVE)
+
+    def finish(self) -> None:
+        """Wait until all ranks have left and all gradients are used; then all have equal weights. Collective."""
         self._take()
         if self._comm.size > 1:
             self._comm.barrier()

@@ -1,11 +1,12 @@
 """Skipped steps: a GradScaler skips one on a single rank, while others wait for the exchange after it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor
 
 from pliant.engine.bucket_dispatcher import BucketDispatcher
 from pliant.engine.plan_executor import PlanExecutor
+from pliant.engine.step_hooks import StepHooks
 
 __all__ = ["CountsSkips"]
 
@@ -18,10 +19,9 @@ class CountsSkips:
     """
 
     _dispatcher: BucketDispatcher
-    _complete: Callable[[], None]
-    """Function that ends a step."""
     _executor: PlanExecutor
     _parameters: Mapping[str, Tensor]
+    _step_hooks: StepHooks
 
     def catch_up(self) -> None:
         """End the steps that the loss scale says were skipped; to be called before a pass, and wherever ranks meet."""
@@ -33,9 +33,9 @@ class CountsSkips:
             self._dispatcher.overflowed = False  # gone, and no step has used them
             if scale.is_sought:
                 scale.skip()
-        missed, scale.num_skipped = scale.num_skipped, 0
+        missed = scale.take_skips(in_part=self._step_hooks.is_in_part)
         for _ in range(missed if any(part.makes_up_for_skips for part in self._executor.parts) else 0):
-            self._complete()
+            self._step_hooks.end_skipped()
 
     @property
     def _is_finite(self) -> bool:

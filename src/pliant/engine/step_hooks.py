@@ -29,6 +29,7 @@ class StepHooks:
         complete: Called when a step of the run has ended.
         passes: Returns how many backward passes have been exchanged.
         in_turns: Called when gradients came between two parts of a step, so that each optimizer has its own pass.
+        catch_up: Called when an optimizer steps behind others: ends their part if a GradScaler has skipped the rest.
 
     """
 
@@ -41,11 +42,12 @@ class StepHooks:
         complete: Callable[[], None],
         passes: Callable[[], int],
         in_turns: Callable[[], None],
+        catch_up: Callable[[], None],
     ) -> None:
         self._together = optimizer if isinstance(optimizer, JointOptimizer) else None
         self._members = optimizer.members if isinstance(optimizer, JointOptimizer) else (optimizer,)
         self._before, self._after, self._complete = before, after, complete
-        self._passes, self._in_turns = passes, in_turns
+        self._passes, self._in_turns, self._catch_up = passes, in_turns, catch_up
         self._passes_before = 0
         """Backward passes when this step began."""
         self._begun: set[int] = set()
@@ -58,6 +60,18 @@ class StepHooks:
             for hook in (member.register_step_pre_hook(self._enter(k)), member.register_step_post_hook(self._leave(k)))
         ]
 
+    @property
+    def is_in_part(self) -> bool:
+        """Whether some optimizers have made their part of a step since the last backward pass, and others have not."""
+        return bool(self._stepped) and self._passes() == self._passes_before
+
+    def end_skipped(self) -> None:
+        """End a step that a GradScaler has skipped, in whole or in part."""
+        if self.is_in_part:
+            self._end()
+        else:
+            self._complete()
+
     def close(self) -> None:
         """Remove every hook that it has."""
         for hook in self._hooks:
@@ -68,6 +82,8 @@ class StepHooks:
             closure = args[1] if len(args) > 1 else kwargs.get("closure")
             if closure is None and is_no_step(optimizer):
                 return None
+            if self._stepped:
+                self._catch_up()
             if self._stepped and self._passes() != self._passes_before:
                 self._in_turns()
             if k in self._stepped:
