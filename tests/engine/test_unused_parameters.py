@@ -21,9 +21,7 @@ def wrong(place, model, called, name, loop, optimizers_of=one):
     return str(caught.value), float(moved.norm()), run
 
 
-BESIDE = [name for name, algorithm in ALGORITHMS.items() if algorithm.core.steps_beside]
-"""What takes the optimizer's gradients between steps, whichever module has computed them."""
-NEEDS_BUCKETS = [name for name in ALGORITHMS if name not in BESIDE]
+NEEDS_BUCKETS = [name for name, algorithm in ALGORITHMS.items() if not algorithm.steps_beside]
 NEEDS_BUCKETS += ["post_local_sgd", "pier", "des_loc-warm", "between-hosts"]
 SIGNED = {name for name, algorithm in ALGORITHMS.items() if getattr(algorithm.core, "signed", False)}
 """What a GradScaler's step is refused with, whichever module is called (test_loss_scale.py)."""
@@ -49,9 +47,9 @@ def test_the_wrong_module_is_found_in_step_1(loop, names):
     pliant.run_world(2, body, timeout_s=60)
 
 
-def test_where_no_bucket_is_exchanged_any_module_may_be_called():
+def test_where_gradients_stay_any_module_may_be_called():
     def body(place):
-        for name in sorted({*BETWEEN_STEPS, *BESIDE} - set(NEEDS_BUCKETS)):
+        for name in sorted({*ALGORITHMS, *BETWEEN_STEPS} - set(NEEDS_BUCKETS)):
             model = ddp(place)
             optimizers = one(name, model)
             with relaxed(place, model, optimizers, name):

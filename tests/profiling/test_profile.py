@@ -45,7 +45,7 @@ def test_a_timeline_holds_all_that_was_sent_and_changes_nothing(name, tmp_path):
     plain = run_world(2, lambda place: trained(place, name))
     node = ROWS[name]
     # Late ones may be on their way at the end; what ranks agree on a ratio by belongs to no exchange.
-    less = node.timing.delay_steps > 0 or node.staleness_bound is not None or name == "dcd" or node.ratio_target
+    less = node.timing.delay_steps > 0 or node.steps_beside or name == "dcd" or node.ratio_target
     for rank, ((sent, mine, recording), (_, others, _)) in enumerate(zip(recorded, plain, strict=True)):
         found = load(pliant.Timeline, tmp_path / f"rank{rank}.json")
         assert found == recording.timeline()
