@@ -27,9 +27,9 @@ def des_loc(
     need few means: 7 steps at 0.9, 693 at 0.999. With `first` and `second` 1 it is Local Adam. By name, ``relax(model,
     optimizer, "des_loc")``, it takes the names of states from the optimizer.
 
-    Where a rank has no gradients of its own, as of dead units and rare rows, its second moment is 0. A mean of first
-    moments alone then moves the weight by lr exp_avg / eps, however gradients are clipped. In a model with such weights
-    let `second` divide `first`, so that both moments become means at once.
+    Where a rank has no gradients of its own, as of dead units and rare rows, its second moment is 0. A mean of the
+    first moment alone then moves the weight by lr exp_avg / eps, however gradients are clipped. In a model with such
+    weights let `second` divide `first`, so that both moments become means at once.
 
     Args:
         period: Steps from one mean of weights to the next, Kx.
