@@ -28,6 +28,17 @@ class Net(nn.Module):
         return self.head(torch.relu(self.back(torch.relu(self.hidden(h)))))
 
 
+class Inner(nn.Module):
+    """A model whose gradient is what it is called with, so that SGD at rate 1 changes the weights by just that."""
+
+    def __init__(self, numel: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(numel))
+
+    def forward(self, g):
+        return (self.weight * g).sum()
+
+
 def batch(rank: int, step: int, num: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
     g = torch.Generator().manual_seed(1000 * rank + step)
     return torch.randn(num, 1, 4, 4, generator=g), torch.randint(0, 5, (num,), generator=g)
@@ -57,7 +68,7 @@ def weights(ddp) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in ddp.parameters()])
 
 
-__all__ = ["Net", "batch", "new_ddp", "pliant", "train", "weights"]
+__all__ = ["Inner", "Net", "batch", "new_ddp", "pliant", "train", "weights"]
 
 
 def applied_and_given(place, ddp, run, num_steps):

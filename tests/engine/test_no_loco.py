@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import pliant
-from models import new_ddp, train, weights
+from models import Inner, new_ddp, train, weights
 from pliant.algorithms.plans import plan_of
 from pliant.simulator import simulate
 from pliant.spec import Graph, Host, LocalSteps, NeighborMean, Outer, TensorSpec, Topology, Workload
@@ -21,19 +21,8 @@ def change(rank, step):
     return torch.randn(NUMEL, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
-class Inner(nn.Module):
-    """A model whose gradient is what it is called with, so that SGD at rate 1 changes the weights by just that."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(NUMEL))
-
-    def forward(self, g):
-        return (self.weight * g).sum()
-
-
 def begun(place, what):
-    model = Inner()
+    model = Inner(NUMEL)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     run = pliant.relax(model, optimizer, what, group=place.process_group, agreement_every=0, timeout_s=20)
     return model, optimizer, run

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import pliant
-from models import new_ddp, train, weights
+from models import Inner, new_ddp, train, weights
 from pliant.engine import background_average
 from pliant.engine.attendance import gather_attendance
 from pliant.engine.background_average import BackgroundAverage
@@ -26,22 +26,11 @@ def gathered(run, rank, slot="momentum"):
     return torch.cat([torch.empty(0), *(of[slot].flatten() for of in slots.values() if slot in of)])
 
 
-class Inner(nn.Module):
-    """A model whose gradient is what it is called with, so that SGD at rate 1 changes the weights by just that."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(5))
-
-    def forward(self, g):
-        return (self.weight * g).sum()
-
-
 def thetas(outer, changes):
     """Return the common point after rounds of one rank with these changes."""
 
     def body(place):
-        model, found = Inner(), []
+        model, found = Inner(5), []
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         what = LocalSteps(period=1, outer=outer)
         with pliant.relax(model, optimizer, what, group=place.process_group) as run:

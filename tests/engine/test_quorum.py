@@ -5,10 +5,9 @@ import threading
 
 import pytest
 import torch
-from torch import nn
 
 import pliant
-from models import new_ddp, train, weights
+from models import Inner, new_ddp, train, weights
 from pliant.algorithms.executors.local_steps import LocalStepsExecutor
 from pliant.algorithms.plans import plan_of
 from pliant.engine import attendance
@@ -20,17 +19,6 @@ from waiting import dawdle, made_up_clock, until
 
 SIZE = 3
 OUTER = Outer(lr=0.5, momentum=0.5)
-
-
-class Inner(nn.Module):
-    """A model whose gradient is what it is called with, so that SGD at rate 1 changes the weights by just that."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(4))
-
-    def forward(self, g):
-        return (self.weight * g).sum()
 
 
 def gradient(rank, step):
@@ -61,7 +49,7 @@ def scripted(what, script, *, work=lambda _: 0.0, between=lambda _: None):
     turns, averages = threading.Barrier(SIZE), {}
 
     def body(place):
-        model, rows = Inner(), ([], [], [])
+        model, rows = Inner(4), ([], [], [])
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         with pliant.relax(model, optimizer, what, group=place.process_group, timeout_s=60) as run:
             [averages[place.rank]] = run._executor.of(BackgroundAverage)
@@ -242,7 +230,7 @@ def test_nobody_waits_for_a_rank_that_stops_for_a_while(averaging):
 
 def test_a_quorum_goes_on_behind_a_checkpoint_and_a_switch():
     def body(place):
-        model, found = Inner(), []
+        model, found = Inner(4), []
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         what = LocalSteps(period=2, pace="free", weighted=True, quorum=1)
         with pliant.relax(model, optimizer, what, group=place.process_group, timeout_s=60) as run:

@@ -8,10 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
 import pliant
-from models import new_ddp, train, weights
+from models import Inner, new_ddp, train, weights
 from pliant.algorithms import executor_for
 from pliant.algorithms.base import State
 from pliant.algorithms.plans import plan_of
@@ -37,23 +36,12 @@ def varied(**changed):
     return replace(NODE, **changed)
 
 
-class Inner(nn.Module):
-    """A model whose gradient is what it is called with, so that SGD at rate 1 changes the weights by just that."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(NUMEL))
-
-    def forward(self, g):
-        return (self.weight * g).sum()
-
-
 def gradient(rank, step):
     return torch.randn(NUMEL, generator=torch.Generator().manual_seed(100 * rank + step))
 
 
 def begun(place, what, **settings):
-    model = Inner()
+    model = Inner(NUMEL)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     settings = {"timeout_s": 60, **settings}
     return model, optimizer, pliant.relax(model, optimizer, what, group=place.process_group, **settings)

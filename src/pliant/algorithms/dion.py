@@ -1,19 +1,19 @@
 """Dion: Muon of low rank, whose momentum keeps what a step leaves out."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
+from pliant.algorithms.own_optimizer import OwnOptimizer
 from pliant.collectives.lowrank import first_factor
 
 __all__ = ["Dion"]
 
 
-class Dion(Optimizer):
+class Dion(OwnOptimizer):
     """Orthogonal steps of low rank: the leading part of a momentum, with columns of equal length.
 
     Ahn et al., Dion (arXiv:2504.05295), Algorithm 1, for a weight W, (n, m), with P, (n, r), and Q and R, (m, r):
@@ -80,18 +80,10 @@ class Dion(Optimizer):
                     f"shape {tuple(p.shape)}; give it to another optimizer, as in [Dion(matrices), AdamW(others)]."
                 )
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Take one step of all groups."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for w in group["params"]:
-                if w.grad is not None:
-                    self._step_one(w, w.grad, group)
-        return loss
+    def _step_group(self, group: dict[str, Any]) -> None:
+        for w in group["params"]:
+            if w.grad is not None:
+                self._step_one(w, w.grad, group)
 
     def _step_one(self, w: Tensor, g: Tensor, group: dict[str, Any]) -> None:
         if g.is_sparse:

@@ -1,19 +1,19 @@
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 """AdamW with a slow momentum beside the gradient itself, which outlasts a period of local steps."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
+from pliant.algorithms.own_optimizer import OwnOptimizer
 from pliant.buckets import as_real
 
 __all__ = ["SlowAdamW"]
 
 
-class SlowAdamW(Optimizer):
+class SlowAdamW(OwnOptimizer):
     """Quasi-hyperbolic AdamW: the step is a weighted mean of the gradient and of a momentum that forgets slowly.
 
     Ma and Yarats, QHAdam (arXiv:1810.06801), as in MT-DAO with one momentum (Iacob et al., arXiv:2510.05361):
@@ -65,21 +65,13 @@ class SlowAdamW(Optimizer):
         settings = {"lr": lr, "betas": betas, "slow_weight": slow_weight, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, settings)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Take one step of all groups."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-            for p in group["params"]:
-                if p.grad is not None:
-                    alike.setdefault((p.device, p.dtype), []).append(p)
-            for parameters in alike.values():
-                self._step_together(parameters, group)
-        return loss
+    def _step_group(self, group: dict[str, Any]) -> None:
+        alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for p in group["params"]:
+            if p.grad is not None:
+                alike.setdefault((p.device, p.dtype), []).append(p)
+        for parameters in alike.values():
+            self._step_together(parameters, group)
 
     def _step_together(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """Step parameters of one type on one device."""

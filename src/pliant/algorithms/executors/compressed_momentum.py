@@ -1,6 +1,6 @@
 """Optimizer of 1-bit Adam and the exchange of its momentum."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from pliant.accelerator import is_accelerator
 from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.algorithms.executors.coded_average import coded_average
+from pliant.algorithms.own_optimizer import OwnOptimizer
 from pliant.buckets import Bucket, as_real
 from pliant.codecs import all_finite, codec_from, finite_flag, keep_unless
 from pliant.comm.base import Comm
@@ -20,7 +21,7 @@ from pliant.spec import CompressedMomentum
 __all__ = ["CompressedMomentumExecutor", "OneBitAdam"]
 
 
-class OneBitAdam(Optimizer):
+class OneBitAdam(OwnOptimizer):
     """Adam whose momentum is exchanged in one bit once its variance has settled.
 
     Tang et al., 1-bit Adam (arXiv:2102.02888), Algorithm 1. Before `warmup_steps` the gradients are averaged exactly
@@ -75,18 +76,10 @@ class OneBitAdam(Optimizer):
         """The exchange that belongs to this optimizer: what `relax(..., "onebit_adam")` uses."""
         return CompressedMomentum(beta=self.param_groups[0]["betas"][0], warmup_steps=self.warmup_steps)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Take one step of the stage that the step count says."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._step_one(p, group)
-        return loss
+    def _step_group(self, group: dict[str, Any]) -> None:
+        for p in group["params"]:
+            if p.grad is not None:
+                self._step_one(p, group)
 
     def _step_one(self, p: Tensor, group: dict[str, Any]) -> None:
         beta1, beta2 = group["betas"]
