@@ -1,4 +1,4 @@
-"""Number of connections: doubled as long as it pays on some long link, and once or twice more for pauses."""
+"""Number of connections: as few as fill the long links, and twice or four times as many for pauses."""
 
 import itertools
 import math
@@ -32,7 +32,7 @@ def rates_of(limits, window=1.0):
 @pytest.mark.parametrize(
     ("limit", "wanted"), [(0.5, 1), (1.05, 1), (1.5, 4), (2.1, 4), (7.9, 16), (8.1, 16), (20, 32), (1e9, 32)]
 )
-def test_twice_the_last_number_that_paid_is_chosen(limit, wanted, monkeypatch):
+def test_twice_the_number_that_pays_is_chosen(limit, wanted, monkeypatch):
     monkeypatch.setattr(connection_choice, "_rates", rates_of({(0, 1): limit}))
 
     def body(place):
@@ -42,6 +42,30 @@ def test_twice_the_last_number_that_paid_is_chosen(limit, wanted, monkeypatch):
     assert found[0] == found[1]
     assert found[0].connections == wanted
     assert "a to b, round trip 100ms" in found[0].why
+
+
+@pytest.mark.parametrize(
+    ("carried", "measured", "wanted"),
+    [
+        ({1: 10, 32: 10.9}, [1, 32], 1),
+        ({1: 10, 2: 19, 32: 20}, [1, 32, 2], 4),
+        ({1: 10, 4: 30, 8: 42, 32: 40}, [1, 32, 4, 8], 16),  # four carry less than four times what one does
+        ({1: 10, 2: 14, 4: 19, 8: 25, 16: 30, 32: 40}, [1, 32, 4, 8, 16], 32),
+        ({1: 10, 2: 40, 4: 42, 32: 20}, [1, 32, 2], 4),  # too many are in each other's way
+        ({1: 10, 32: 0}, [1, 32], 1),
+        ({1: 0, 32: 0}, [1, 32], 1),
+    ],
+)
+def test_what_one_and_what_all_carry_tell_what_to_measure(carried, measured, wanted, monkeypatch):
+    asked = []
+
+    def rates(comm, pairs, connections, duration_s):
+        asked.append(connections)
+        return np.array([carried[connections]])
+
+    monkeypatch.setattr(connection_choice, "_rates", rates)
+    found = choose_between_hosts(SimpleNamespace(rank=0, size=2), ["a", "b"], latencies_s((0, 1, 0.1)))
+    assert (asked, found.connections) == (measured, wanted)
 
 
 RATES_BYTES_PER_S, TRIPS_S, WINDOWS = (1e6, 12.5e6, 125e6), (0.01, 0.1, 0.19, 0.21, 0.25, 0.5), (1e6, 2.8e6, 16e6)

@@ -15,8 +15,6 @@ from tables import ALGORITHMS, BETWEEN_STEPS
 pytestmark = [pytest.mark.processes]
 
 SYNCHRONOUS = ("allreduce", "bf16", "bytegrad", "int4", "onebit", "powersgd", "topk", "tasc", "every", "delayed")
-TOGETHER = {"des_loc": pliant.des_loc(2, first=2, second=2)}
-"""Both moments at once: a mean of the first alone moves rare rows far (docs/algorithms/optimizer_states.md)."""
 BETWEEN = ("gossip", "dcd", "local_sgd", "diloco", "streaming_diloco", "post_local_sgd", "des_loc", "des_loc-warm")
 
 
@@ -55,7 +53,7 @@ def rows(kind: str, names: tuple[str, ...]) -> dict[str, tuple[float, bool, bool
     for name in names:
         model, group = made(kind)
         optimizer = adamw(model)
-        node = {**ALGORITHMS, **BETWEEN_STEPS, **TOGETHER}[name]
+        node = {**ALGORITHMS, **BETWEEN_STEPS}[name]
         before = places(model)
         with pliant.relax(model, optimizer, node, timeout_s=60) as run_:
             train(model, optimizer, 9)

@@ -52,6 +52,8 @@ class StateExchange(BetweenSteps):
         ]
         for handle in handles:
             handle.wait()
+        for part in due:
+            part.bound(optimizer)
 
     def reset_reference(self, which: Callable[[str], bool] = lambda _: True) -> None:
         """Begin from the states that there are: a mean has no reference."""

@@ -1,7 +1,9 @@
 """Buckets of one state of the optimizer: which parameters have it, when its mean is due, and where it goes."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +19,9 @@ from pliant.engine.weight_parts import WeightPart, require_finite
 from pliant.spec import OptimizerState, Timing, averaged_states
 
 __all__ = ["StatePart", "split_states"]
+
+_FIRST, _SECOND = "exp_avg", "exp_avg_sq"
+"""Names of Adam's moments in torch's optimizers."""
 
 
 @dataclass(kw_only=True)
@@ -53,7 +58,7 @@ class StatePart:
             NonFiniteGradientError: There is a NaN or an Inf in it.
 
         """
-        for view, held in zip(self.views, self._held(optimizer), strict=True):
+        for view, held in zip(self.views, self._held(optimizer, self.key), strict=True):
             if held is None:
                 view.zero_()
             else:
@@ -63,14 +68,31 @@ class StatePart:
     @torch.no_grad()
     def store(self, optimizer: Optimizer) -> None:
         """Store the mean, wherever the optimizer has begun."""
-        for view, held in zip(self.views, self._held(optimizer), strict=True):
+        for view, held in zip(self.views, self._held(optimizer, self.key), strict=True):
             if held is not None:
                 held.copy_(view)
 
-    def _held(self, optimizer: Optimizer) -> Iterator[Tensor | None]:
+    @torch.no_grad()
+    def bound(self, optimizer: Optimizer) -> None:
+        """Cut the mean of Adam's first moments m to what they can be beside this rank's second moments v.
+
+        Adam's m and v are sums of (1 - b1) b1^k g and (1 - b2) b2^k g^2 over the same gradients g, k steps old. So |m|
+        is at most (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)) sqrt(v) (Cauchy and Schwarz). The mean of m need not be,
+        where the rank has seen smaller gradients than others. Where it has seen none, a step would be lr m / eps.
+        """
+        if self.key != _FIRST or self.comm.size == 1:
+            return
+        factors = {p: _largest_ratio(group) for group in optimizer.param_groups for p in group["params"]}
+        pairs = zip(self._held(optimizer, _FIRST), self._held(optimizer, _SECOND), strict=True)
+        for parameter, (m, v) in zip(self.bucket.weights, pairs, strict=True):
+            if m is not None and v is not None and (factor := factors.get(parameter, math.inf)) < math.inf:
+                limit = v.sqrt().mul_(factor)
+                m.clamp_(-limit, limit)
+
+    def _held(self, optimizer: Optimizer, key: str) -> Iterator[Tensor | None]:
         """Yield what the optimizer keeps of each parameter; None before its first step with a gradient."""
         for span, parameter in zip(self.bucket.spans, self.bucket.weights, strict=True):
-            held = optimizer.state.get(parameter, {}).get(self.key)
+            held = optimizer.state.get(parameter, {}).get(key)
             if held is not None and held.layout != torch.strided:
                 raise ValueError(
                     f"the plan averages {self.key!r} of the optimizer, but of {span.name} it is a sparse tensor, which "
@@ -122,3 +144,9 @@ def _split(part: WeightPart, wanted: OptimizerState, shapes: StateShapes, comm: 
 
 def _numel(part: StatePart) -> int:
     return sum(span.numel for span in part.bucket.spans)
+
+
+def _largest_ratio(group: Mapping[str, Any]) -> float:
+    """Return the largest |m| / sqrt(v) that Adam's moments can have; infinity where gradients do not bound it."""
+    b1, b2 = (float(beta) for beta in group.get("betas", (0.0, 0.0)))
+    return (1 - b1) / math.sqrt((1 - b2) * (1 - b1**2 / b2)) if b1**2 < b2 < 1 else math.inf

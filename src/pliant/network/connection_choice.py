@@ -1,7 +1,7 @@
 """Choice of the number of connections between two ranks: as many as pay on the longest links, and some to spare."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -22,7 +22,7 @@ __all__ = ["choose_between_hosts", "choose_connections", "with_spare"]
 _LEAST_TRIP_S = 0.002
 """A round trip below which a window of one connection fills any link there is."""
 _LEAST_GAIN = 1.1
-"""Gain from twice as many connections at which they pay."""
+"""Gain from more connections at which they pay."""
 _SPARE = 2
 """Connections for each one that pays: after a long pause they start a round trip sooner."""
 _LEAST_PAUSE_TRIPS = 2.0
@@ -35,8 +35,8 @@ _TRIP_LIMIT_S, _MOST_ROUNDS = 0.2, 8
 def choose_connections(comm: Comm, *, hosts: Sequence[Sequence[int]] | None = None) -> ConnectionChoice:
     """Measure how many connections between two ranks pay; the same on all ranks. Collective.
 
-    One rank of each host takes part. It takes no time where round trips are below 2 ms, and else up to six measurements
-    of a second, or of 40 round trips.
+    One rank of each host takes part. It takes no time where round trips are below 2 ms, and else two or three
+    measurements of a second, or of 40 round trips, and at most six.
 
     Args:
         comm: Ranks, over Gloo.
@@ -62,12 +62,13 @@ def choose_connections(comm: Comm, *, hosts: Sequence[Sequence[int]] | None = No
 
 
 def choose_between_hosts(comm: Comm, names: Sequence[str], latencies_s: Matrix) -> ConnectionChoice:
-    """Double the number of connections until the sum of their rates rises by less than a tenth. Collective.
+    """Find the fewest connections to which more would add less than a tenth of their rate. Collective.
 
-    Measured are disjoint pairs of hosts, those with the longest round trips first, all at once and both ways. The
-    number counts as long as it pays for any of them, since all pairs of a group have the same.
+    Measured are disjoint pairs of hosts, those with the longest round trips first, all at once and both ways. First
+    one connection and 32. Then the least power of two that carries enough if each carries what one does, and more as
+    long as they do not. All pairs of a group have the same number, which is that of the pair that needs most.
 
-    The choice is twice the last number that paid, at most 32. After a pause each connection starts slowly again, and
+    The choice is twice the number that pays, at most 32. After a pause each connection starts slowly again, and
     twice as many are there a round trip sooner (measured: 61 % instead of 53 % of a link of 1 Gbit/s at 100 ms).
 
     Messages in lock-step are two round trips apart at least, for the answer and the receiver's next word. On round
@@ -89,20 +90,16 @@ def choose_between_hosts(comm: Comm, names: Sequence[str], latencies_s: Matrix) 
         return ConnectionChoice(why=f"one connection: round trips take at most {format_time(trip_s)}")
     (pairs,) = split_into_rounds(longest_first, 1)
     duration_s = max(_LEAST_S, _LEAST_TRIPS * trip_s)
-    count, rates = 1, {1: _rates(comm, pairs, 1, duration_s)}
-    paid = np.ones(len(pairs), dtype=np.int64)  # the last number that paid for each pair
-    while 2 * count <= MAX_CONNECTIONS:
-        rates[2 * count] = _rates(comm, pairs, 2 * count, duration_s)
-        pays = rates[2 * count] >= _LEAST_GAIN * rates[count]
-        if not pays.any():
-            break
-        count *= 2
-        paid[pays] = count
+    rates = {count: _rates(comm, pairs, count, duration_s) for count in (1, MAX_CONNECTIONS)}
+    while unknown := set(_fewest(rates).tolist()) - rates.keys():
+        count = min(unknown)
+        rates[count] = _rates(comm, pairs, count, duration_s)
+    paid = _fewest(rates)
     trips_s = np.array([2 * float(latencies_s[pair]) for pair in pairs])
     wanted = with_spare(paid, trips_s)
-    shown = int(np.lexsort((rates[count] / rates[1], wanted))[-1])
+    shown = int(np.lexsort((-rates[1], wanted))[-1])
     i, j = pairs[shown]
-    carried = ", ".join(f"{count}: {format_rate(float(each[shown]) / 2)}" for count, each in rates.items())
+    carried = ", ".join(f"{count}: {format_rate(float(each[shown]) / 2)}" for count, each in sorted(rates.items()))
     return ConnectionChoice(
         connections=int(wanted[shown]),
         why=f"{_reason(int(paid[shown]), int(wanted[shown]))}; {names[i]} to {names[j]}, round trip "
@@ -111,7 +108,7 @@ def choose_between_hosts(comm: Comm, names: Sequence[str], latencies_s: Matrix) 
 
 
 def with_spare(paid: Ints, trips_s: Floats) -> Ints:
-    """Return the connections for windows that pauses have halved, from the last numbers that paid.
+    """Return the connections for windows that pauses have halved, from the numbers that pay.
 
     Args:
         paid: Connections that pay while data flows, (pairs,).
@@ -122,6 +119,19 @@ def with_spare(paid: Ints, trips_s: Floats) -> Ints:
     return np.where(paid > 1, np.minimum(paid * _SPARE * 2**lock_step, MAX_CONNECTIONS), 1)
 
 
+def _fewest(rates: Mapping[int, Matrix]) -> Ints:
+    """Return for each pair the least power of two to which more would add less than a tenth, (pairs,).
+
+    Args:
+        rates: Number of connections -> rates of pairs. Others are taken to carry what one does, so many times.
+
+    """
+    counts = 2 ** np.arange(MAX_CONNECTIONS.bit_length())
+    carried = np.stack([rates.get(count, count * rates[1]) for count in counts.tolist()])
+    most = np.max(list(rates.values()), axis=0)
+    return counts[np.argmax(carried * _LEAST_GAIN > most, axis=0)]
+
+
 def _reason(paid: int, wanted: int) -> str:
     if wanted == 1:
         return "one connection, since two do not pay"
@@ -130,15 +140,13 @@ def _reason(paid: int, wanted: int) -> str:
 
 def _rates(comm: Comm, pairs: Sequence[Pair], connections: int, duration_s: float) -> Matrix:
     """Return the bytes per second of each pair, (pairs,), both ways together, over so many new connections."""
-    streams = comm.split([list(range(comm.size))], connections)
-    if streams is None:
-        raise RuntimeError("a group of all ranks was made without this one.")
+    streams = comm.split(pairs, connections)  # of pairs alone: a rank may have many peers, and a limit of open files
     found = torch.zeros(len(pairs), dtype=torch.float64)
-    try:
-        for k, pair in enumerate(pairs):
-            if comm.rank in pair:
-                found[k] = measure_connections(comm, streams, sum(pair) - comm.rank, duration_s)
-    finally:
-        streams.close()
+    if streams is not None:
+        (k,) = (k for k, pair in enumerate(pairs) if comm.rank in pair)
+        try:
+            found[k] = measure_connections((comm, sum(pairs[k]) - comm.rank), (streams, 1 - streams.rank), duration_s)
+        finally:
+            streams.close()
     comm.all_reduce(found).wait()
     return found.numpy()

@@ -75,7 +75,7 @@ def measure_by_connections(
             for k, lasts_s in ((1, _WARM_UP_S), (0, duration_s), (1, duration_s)):
                 asks.barrier()
                 if peer is not None:
-                    rates[peer, me, k] = measure_connections(asks, mine[1 + k], peer, lasts_s)
+                    rates[peer, me, k] = measure_connections((asks, peer), (mine[1 + k], peer), lasts_s)
     comm.all_reduce(rates).wait()  # each rate was measured by one rank
     return [
         ConnectionRates(

@@ -20,26 +20,27 @@ _MOST_BYTES = 64_000_000
 _SETTLING = 0.5
 """Part of the time that is not counted: slow start, and what shapers' full buckets let through for nothing."""
 
+End = tuple[Comm, int]
+"""A comm, and the rank of the peer in it."""
 Arrivals = Sequence[tuple[float, int]]
 """Times at which data was complete, in s, and bytes received by then, from (start, 0) on."""
 
 
-def measure_connections(asks: Comm, answers: Comm, peer: int, duration_s: float) -> float:
+def measure_connections(asks: End, answers: End, duration_s: float) -> float:
     """Send to a peer and receive from it, over all connections of a comm; return the bytes per second that came.
 
     Both ranks call it. The receiver asks again and again, for up to a second's data, until duration_s is over; so it
     takes up to a second longer.
 
     Args:
-        asks: Comm that carries questions.
-        answers: Comm of the same ranks that carries data.
-        peer: The other rank.
+        asks: Comm that carries questions, and the peer's rank in it.
+        answers: Another comm, which carries data, and the peer's rank in it.
         duration_s: See above.
 
     """
     with ThreadPoolExecutor(2, thread_name_prefix="pliant-stream") as pool:
-        sending = pool.submit(_serve, asks, answers, peer)
-        arrivals = pool.submit(_receive, asks, answers, peer, duration_s).result()
+        sending = pool.submit(_serve, asks, answers)
+        arrivals = pool.submit(_receive, asks, answers, duration_s).result()
         sending.result()
     return settled_throughput(arrivals)
 
@@ -62,24 +63,24 @@ def _bytes_by(stream: Arrivals, at_s: float) -> float:
     return before + (after - before) * (at_s - before_s) / max(after_s - before_s, 1e-9)
 
 
-def _serve(asks: Comm, answers: Comm, peer: int) -> None:
+def _serve(asks: End, answers: End) -> None:
     """Send what the peer asks for, until it asks for nothing."""
     question = torch.zeros(1, dtype=torch.int64)  # bytes in a chunk
     while True:
-        asks.exchange([], [(peer, question)]).wait()
+        asks[0].exchange([], [(asks[1], question)]).wait()
         if not int(question):
             return
         chunk = torch.zeros(int(question), dtype=torch.uint8)
-        for sent in [answers.exchange([(peer, chunk)], [], turn=k) for k in range(_CHUNKS)]:
+        for sent in [answers[0].exchange([(answers[1], chunk)], [], turn=k) for k in range(_CHUNKS)]:
             sent.wait()
 
 
-def _receive(asks: Comm, answers: Comm, peer: int, duration_s: float) -> Arrivals:
+def _receive(asks: End, answers: End, duration_s: float) -> Arrivals:
     """Ask the peer again and again, each time before the answer before has come whole, and note what has come."""
     start_s = began_s = time.perf_counter()
     arrivals = [(start_s, 0)]
     size = _FIRST_BYTES // _CHUNKS
-    current = _ask(asks, answers, peer, size)
+    current = _ask(asks, answers, size)
     while current:
         following: list[Work] = []
         next_size = size
@@ -90,15 +91,19 @@ def _receive(asks: Comm, answers: Comm, peer: int, duration_s: float) -> Arrival
             if k == _CHUNKS // 2 and now_s < start_s + duration_s:
                 fitting = int(k * size / max(now_s - began_s, 1e-6) * _ANSWER_S) // _CHUNKS
                 next_size = max(size, min(_GROWTH * size, fitting, _MOST_BYTES // _CHUNKS))
-                following = _ask(asks, answers, peer, next_size)
+                following = _ask(asks, answers, next_size)
         began_s, size, current = arrivals[-1][0], next_size, following
-    asks.exchange([(peer, torch.zeros(1, dtype=torch.int64))], []).wait()
+    _question(asks, 0).wait()
     return arrivals
 
 
-def _ask(asks: Comm, answers: Comm, peer: int, size: int) -> list[Work]:
+def _ask(asks: End, answers: End, size: int) -> list[Work]:
     """Ask for chunks of so many bytes; return what completes as each of them comes."""
     buffer = torch.empty(size, dtype=torch.uint8)  # one for all: nobody looks at what has come
-    posted = [answers.exchange([], [(peer, buffer)], turn=k) for k in range(_CHUNKS)]
-    asks.exchange([(peer, torch.tensor([size]))], []).wait()
+    posted = [answers[0].exchange([], [(answers[1], buffer)], turn=k) for k in range(_CHUNKS)]
+    _question(asks, size).wait()
     return posted
+
+
+def _question(asks: End, size: int) -> Work:
+    return asks[0].exchange([(asks[1], torch.tensor([size]))], [])
