@@ -22,7 +22,7 @@ FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch):
     monkeypatch.setattr(striping, "SLICE_BYTES", 64)
-    monkeypatch.setattr(striping, "_SMALL_BYTES", 32)
+    monkeypatch.setattr(striping, "SMALL_BYTES", 32)
 
 
 def numbers(rank, numel, dtype=torch.float32):

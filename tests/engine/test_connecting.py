@@ -33,7 +33,7 @@ FREE = {
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch):
     monkeypatch.setattr(striping, "SLICE_BYTES", 64)
-    monkeypatch.setattr(striping, "_SMALL_BYTES", 32)
+    monkeypatch.setattr(striping, "SMALL_BYTES", 32)
 
 
 def trained(place, name, connections):

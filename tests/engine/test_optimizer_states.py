@@ -446,7 +446,7 @@ def test_the_mean_of_a_first_moment_moves_nothing_far_that_a_rank_has_hardly_see
                 optimizers[0].step()
             return float((weights(model) - before).abs().max())
 
-    assert max(pliant.run_world(2, body, timeout_s=30)) < 5 * 10 * 1e-3  # a step is 7.3 lr at most, for these betas
+    assert max(pliant.run_world(2, body, timeout_s=30)) < 0.1  # two steps behind the mean, of 29 lr at most
 
 
 def gradients(model, rank, step):
@@ -458,7 +458,7 @@ def gradients(model, rank, step):
 
 @pytest.mark.parametrize(("b1", "b2", "bounded"), [(0.9, 0.999, True), (0.5, 0.9, True), (0.99, 0.95, False)])
 def test_a_mean_of_first_moments_is_cut_to_what_gradients_can_make_of_them(b1, b2, bounded):
-    """A law: what is within the bound is the mean to the bit, the rest is the bound."""
+    """A law: what is within four times the bound is the mean to the bit, the rest is that."""
 
     def adam(model):
         return [torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(b1, b2))]
@@ -470,17 +470,18 @@ def test_a_mean_of_first_moments_is_cut_to_what_gradients_can_make_of_them(b1, b
             for step in range(3):
                 gradients(model, place.rank, step)
                 optimizers[0].step()
+            after = states(optimizers)
         plain, alone = made(adam)
         for step in range(3):
             gradients(plain, place.rank, step)
             alone[0].step()
-        return states(alone), states(optimizers)
+        return states(alone), after
 
     found = pliant.run_world(2, body, timeout_s=30)
     mean = sum(alone["exp_avg"] for alone, _ in found) / 2
     for alone, after in found:
         assert torch.equal(after["exp_avg_sq"], alone["exp_avg_sq"])
-        most = (1 - b1) / ((1 - b2) * (1 - b1**2 / b2)) ** 0.5 if bounded else torch.inf
+        most = 4 * (1 - b1) / ((1 - b2) * (1 - b1**2 / b2)) ** 0.5 if bounded else torch.inf
         limit = most * alone["exp_avg_sq"].double().sqrt()
         torch.testing.assert_close(after["exp_avg"].double(), mean.double().clamp(-limit, limit), rtol=1e-6, atol=0)
         within = mean.abs() <= limit * (1 - 1e-6)

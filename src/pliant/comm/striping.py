@@ -11,11 +11,11 @@ from torch import Tensor
 
 from pliant.spec.slices import RING_SEGMENT_BYTES, SLICE_BYTES
 
-__all__ = ["MAX_CONNECTIONS", "ConnectionChoice", "Striping", "ring_block", "slices"]
+__all__ = ["MAX_CONNECTIONS", "SMALL_BYTES", "ConnectionChoice", "Striping", "ring_block", "slices"]
 
 MAX_CONNECTIONS = 32
 """The most connections between two ranks: with more, links were seen to collapse (160 in PVLDB'24, hivemind)."""
-_SMALL_BYTES = 16 * 1024
+SMALL_BYTES = 16 * 1024
 """Bytes up to which all messages take one connection, as a packet or some."""
 
 
@@ -63,7 +63,7 @@ class Striping:
             turn: Number of the message in its pipeline; 0 of one by itself.
 
         """
-        if self.connections == 1 or x.nbytes <= _SMALL_BYTES:
+        if self.connections == 1 or x.nbytes <= SMALL_BYTES:
             return [(0, x)]
         count = self.count(x.nbytes)
         parts = [x] if count == 1 else slices(x, count)

@@ -22,6 +22,8 @@ __all__ = ["StatePart", "split_states"]
 
 _FIRST, _SECOND = "exp_avg", "exp_avg_sq"
 """Names of Adam's moments in torch's optimizers."""
+_ROOM = 4.0
+"""Where ranks' gradients are somewhat unlike, means stay as they are."""
 
 
 @dataclass(kw_only=True)
@@ -74,11 +76,11 @@ class StatePart:
 
     @torch.no_grad()
     def bound(self, optimizer: Optimizer) -> None:
-        """Cut the mean of Adam's first moments m to what they can be beside this rank's second moments v.
+        """Cut the mean of Adam's first moments m to four times what they can be beside this rank's second moments v.
 
         Adam's m and v are sums of (1 - b1) b1^k g and (1 - b2) b2^k g^2 over the same gradients g, k steps old. So |m|
         is at most (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)) sqrt(v) (Cauchy and Schwarz). The mean of m need not be,
-        where the rank has seen smaller gradients than others. Where it has seen none, a step would be lr m / eps.
+        where the rank has seen far smaller gradients than others. Where it has seen none, a step would be lr m / eps.
         """
         if self.key != _FIRST or self.comm.size == 1:
             return
@@ -86,7 +88,7 @@ class StatePart:
         pairs = zip(self._held(optimizer, _FIRST), self._held(optimizer, _SECOND), strict=True)
         for parameter, (m, v) in zip(self.bucket.weights, pairs, strict=True):
             if m is not None and v is not None and (factor := factors.get(parameter, math.inf)) < math.inf:
-                limit = v.sqrt().mul_(factor)
+                limit = v.sqrt().mul_(_ROOM * factor)
                 m.clamp_(-limit, limit)
 
     def _held(self, optimizer: Optimizer, key: str) -> Iterator[Tensor | None]:

@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from pliant.comm import Comm, Work
+from pliant.comm.striping import SMALL_BYTES
 
 __all__ = ["measure_connections", "settled_throughput"]
 
 _CHUNKS = 32
-_FIRST_BYTES = 256_000
+_LEAST_CHUNK_BYTES = SMALL_BYTES + 64
+"""Smaller ones would all go over one connection."""
 _GROWTH = 8
 _ANSWER_S = 1.0
 """Long beside the waits of a thread for a core, which would otherwise keep answers small, and so slow."""
@@ -30,7 +32,7 @@ def measure_connections(asks: End, answers: End, duration_s: float) -> float:
     """Send to a peer and receive from it, over all connections of a comm; return the bytes per second that came.
 
     Both ranks call it. The receiver asks again and again, for up to a second's data, until duration_s is over; so it
-    takes up to a second longer.
+    takes up to a second longer, or as long as half a megabyte takes.
 
     Args:
         asks: Comm that carries questions, and the peer's rank in it.
@@ -79,7 +81,7 @@ def _receive(asks: End, answers: End, duration_s: float) -> Arrivals:
     """Ask the peer again and again, each time before the answer before has come whole, and note what has come."""
     start_s = began_s = time.perf_counter()
     arrivals = [(start_s, 0)]
-    size = _FIRST_BYTES // _CHUNKS
+    size = _LEAST_CHUNK_BYTES
     current = _ask(asks, answers, size)
     while current:
         following: list[Work] = []
