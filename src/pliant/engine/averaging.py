@@ -1,7 +1,7 @@
 """Averages of ranks that differ: weights, optimizer states, whole models."""
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,11 +10,10 @@ from torch.optim import Optimizer
 
 from pliant.buckets import as_real
 from pliant.comm.base import Comm
-from pliant.engine.initial_sync import broadcast_optimizer
+from pliant.engine.fusing import fuse_tensors
+from pliant.engine.initial_sync import broadcast_optimizer, broadcast_tensors
 
 __all__ = ["average_run", "average_states", "average_weights", "consolidated_state"]
-
-_FUSED_NUMEL = 1 << 24
 
 
 @torch.no_grad()
@@ -23,7 +22,7 @@ def average_weights(tensors: Iterable[Tensor], comm: Comm) -> None:
 
     Many tensors travel at once, which saves latency.
     """
-    for fused in _fuse_tensors(as_real(tensor) for tensor in tensors):
+    for fused in fuse_tensors(as_real(tensor) for tensor in tensors):
         mean = torch.cat([tensor.detach().to(torch.float32).reshape(-1) for tensor in fused])
         comm.all_reduce(mean).wait()
         mean.mul_(1 / comm.size)
@@ -51,9 +50,7 @@ def average_states(optimizer: Optimizer, parameters: Sequence[Tensor], comm: Com
         return
     arrays = [value for _, value in found if _is_array(value)]
     average_weights([value for value in arrays if _has_mean(value)], comm)
-    for value in arrays:
-        if not _has_mean(value):
-            comm.broadcast(value, 0).wait()  # such as momenta in 8 bits, whose codes have no mean
+    broadcast_tensors([value for value in arrays if not _has_mean(value)], comm)  # such as codes of momenta in 8 bits
 
 
 def average_run(parameters: Sequence[Tensor], optimizer: Optimizer, comm: Comm) -> None:
@@ -92,27 +89,11 @@ def _make_equal(tensors: Iterable[Tensor], comm: Comm, *, differ: bool) -> None:
     """Replace tensors by their means where ranks differ; else, and integers, by rank 0's."""
     held = list(tensors)
     average_weights([value for value in held if differ and _has_mean(value)], comm)
-    for value in held:
-        if not (differ and _has_mean(value)):
-            flat = value.contiguous()
-            comm.broadcast(flat, 0).wait()
-            value.copy_(flat)
+    broadcast_tensors([value for value in held if not (differ and _has_mean(value))], comm)
 
 
 def _has_mean(x: Tensor) -> bool:
     return x.is_floating_point() or x.is_complex()
-
-
-def _fuse_tensors(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield groups of consecutive tensors that are not too large to copy."""
-    together: list[Tensor] = []
-    for tensor in tensors:
-        if together and sum(t.numel() for t in together) + tensor.numel() > _FUSED_NUMEL:
-            yield together
-            together = []
-        together.append(tensor)
-    if together:
-        yield together
 
 
 def _is_array(value: object) -> bool:

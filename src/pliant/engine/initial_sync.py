@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from pliant.accelerator import is_accelerator
 from pliant.comm.agreement import require_same
 from pliant.comm.base import Comm
+from pliant.engine.fusing import fuse_tensors
 
 __all__ = [
     "broadcast_data",
@@ -34,16 +35,18 @@ def require_same_model(module: nn.Module, comm: Comm, device: torch.device) -> N
     require_same(comm, "the model", described, device, cure=cure)
 
 
+@torch.no_grad()
 def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm, root: int = 0) -> None:
-    """Give every rank root's values, in place."""
-    for tensor in tensors:
-        data = tensor.detach()
-        if data.is_contiguous():
-            comm.broadcast(data, root).wait()
-        else:
-            copy = data.contiguous()
-            comm.broadcast(copy, root).wait()
-            data.copy_(copy)
+    """Give every rank root's values, in place; many tensors travel at once, which saves latency."""
+    for fused in fuse_tensors(tensors):
+        if len(fused) == 1 and fused[0].is_contiguous():
+            comm.broadcast(fused[0].detach(), root).wait()
+            continue
+        together = torch.cat([tensor.reshape(-1) for tensor in fused])
+        comm.broadcast(together, root).wait()
+        parts = together.split([tensor.numel() for tensor in fused])
+        for tensor, part in zip(fused, parts, strict=True) if comm.rank != root else ():
+            tensor.copy_(part.view(tensor.shape))
 
 
 def broadcast_optimizer(optimizer: Optimizer, comm: Comm, device: torch.device, *, root: int = 0) -> None:
@@ -72,10 +75,10 @@ def broadcast_data(mine: Any, root: int, comm: Comm, device: torch.device) -> An
     described = _broadcast_text(described, root, comm, device)
     received: list[Tensor] = []
     theirs = _restore(json.loads(described), root, received, device)
-    for k, tensor in enumerate(received):
-        moved = (tensors[k] if comm.rank == root else tensor).to(device).contiguous()  # NCCL knows no CPU scalars
-        comm.broadcast(moved, root).wait()
-        tensor.copy_(moved)
+    moved = [tensor.to(device) for tensor in (tensors if comm.rank == root else received)]  # NCCL knows no CPU scalars
+    broadcast_tensors(moved, comm, root)
+    for tensor, value in zip(received, moved, strict=True):
+        tensor.copy_(value)
     return theirs
 
 
