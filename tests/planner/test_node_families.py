@@ -133,6 +133,13 @@ def test_least_times_know_gradients_that_are_shorter_than_32_bits_or_come_as_row
         assert least(genes) <= simulate(genes.plan(), workload, LINKED).step_s * (1 + 1e-9)
 
 
+def test_the_least_time_at_a_free_pace_is_that_of_the_fastest_rank():
+    workload = replace(WORKLOAD, rank_factors=(0.5, 1.0, 1.0, 1.0))
+    free = next(gene for gene in searched_genes() if gene.exchange.timing.pace == "free")
+    step_s = simulate(Genome(free).plan(), workload, FLAT, slowdown=workload.rank_factors).step_s
+    assert LeastTimes(workload, FLAT, Overheads())(Genome(free)) <= step_s
+
+
 def test_plans_that_cannot_be_better_are_not_predicted_and_the_best_is_the_same():
     space, asked = Space(WORKLOAD, LINKED, Quality(budget=1.6), combined=True), {True: 0, False: 0}
     best = {}

@@ -39,7 +39,8 @@ class LeastTimes:
         """Return the least time of a step, in s."""
         divided = any(gene.exchange.has_owners for gene in genes.genes) or self.workload.is_sharded
         compute_s = self.workload.forward_s + self.workload.backward_s + (0.0 if divided else self.workload.step_s)
-        return max(self._factors[0] * compute_s, self._factors[1] * self._wire_s(genes))
+        fastest = min((1.0, *self.workload.rank_factors))  # at a free pace it waits for nobody
+        return max(self._factors[0] * fastest * compute_s, self._factors[1] * self._wire_s(genes))
 
     def _wire_s(self, genes: Genome) -> float:
         if not self._bytes_per_s or self.workload.is_sharded:
