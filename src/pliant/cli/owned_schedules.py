@@ -30,7 +30,7 @@ def require_whole(text: str, holds: bool) -> None:
 
 
 def owned_bytes(text: str, num_bytes: int, num_ranks: int) -> list[int]:
-    """Return how much of a vector each rank owns, in multiples of 4 bytes. Raises ValueError for other shares, or no bytes."""
+    """Return how much of a vector each rank owns, in multiples of 4 bytes. Raises ValueError for other shares."""
     try:
         shares = [1.0] * num_ranks if text == "equal" else [float(share) for share in text.split(",")]
     except ValueError:
