@@ -85,9 +85,7 @@ def plan(
     compute: inputs.ComputeOption = "",
     quality: _QualityOption = None,
     error_budget: _ErrorBudgetOption = None,
-    candidates: Annotated[
-        int, typer.Option(help="Plans to draw and simulate, beside builders and algorithms by name.")
-    ] = 300,
+    candidates: Annotated[int, typer.Option(help="Plans to draw, beside builders and named algorithms.")] = 300,
     seed: Annotated[int, typer.Option(help="Of the plans that are drawn.")] = 0,
     optimizer: _OptimizerOption = "",
     unmeasured: _UnmeasuredOption = False,
