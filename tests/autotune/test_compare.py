@@ -12,7 +12,7 @@ from pliant.autotune.trials import UNCOUNTED, TrialRunner
 from pliant.engine.plan_resolution import resolve_plan
 from pliant.engine.trial import PlanOnTrial
 
-BASE, ONE, OTHER = (resolve_plan(name, None) for name in ("allreduce", "bytegrad", "bf16"))
+BASE, ONE, OTHER, SLOWER = (resolve_plan(name, None) for name in ("allreduce", "bytegrad", "bf16", "onebit"))
 _TURN = UNCOUNTED + 3
 """Steps of one turn of a plan of long steps."""
 
@@ -38,12 +38,12 @@ class Paced:
         self.made[self.plan.hash] += 1
 
 
-def compared(monkeypatch, seconds, ratios=(1.0, 1.0), turns=3, most_turns=math.inf):
-    run = Paced(seconds)
+def compared(monkeypatch, run, ratios=(1.0, 1.0), turns=3, most_turns=math.inf, plans=(ONE, OTHER)):
+    run = run if isinstance(run, Paced) else Paced(run)
     monkeypatch.setattr(trials, "time", SimpleNamespace(perf_counter=lambda: run.now_s))
 
     def body(place):
-        steps = TrialRunner(run, place.comm, 0.6, BASE).compare([ONE, OTHER], ratios, turns, most_turns=most_turns)
+        steps = TrialRunner(run, place.comm, 0.6, BASE).compare(plans, ratios, turns, most_turns=most_turns)
         while True:
             try:
                 next(steps)
@@ -89,6 +89,30 @@ def test_there_are_no_more_turns_than_there_is_room_for(monkeypatch, most_turns,
     alternating = run.made[BASE.hash] // _TURN
     assert alternating == min(made, 3)  # gains agree after three turns
     assert len(found.gains) == alternating
+
+
+class Breaking(Paced):
+    """A run in which two of three plans fail in their second turn."""
+
+    def __init__(self):
+        super().__init__((1.0, 0.5, 0.52))
+        self.seconds[SLOWER.hash], self.made[SLOWER.hash] = 0.9, 0
+
+    def put_on_trial(self, plan):
+        super().put_on_trial(plan)
+        if plan.hash != SLOWER.hash and self.made[plan.hash]:
+            self.trial.fail("ArithmeticError: broken")
+
+    def undo(self, plan):
+        self.plan = plan
+
+
+def test_plans_may_fail_when_all_others_have_dropped_out(monkeypatch):
+    found, run = compared(monkeypatch, Breaking(), (1.0, 1.0, 1.0), plans=(ONE, OTHER, SLOWER))
+    assert sorted(found.failed) == [0, 1]
+    assert found.best == 2
+    assert found.gains == (pytest.approx(1 / 0.9),)
+    assert run.plan.hash == BASE.hash
 
 
 @pytest.mark.parametrize("step_s", [1e-4, 0.01, 0.3, 2.0])

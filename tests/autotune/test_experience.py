@@ -11,8 +11,10 @@ import pliant
 from autotune.made_up_runs import FAST, SLOW, WORKLOAD, Sky, clock
 from pliant.autotune import prospects, searches
 from pliant.autotune.experience_store import ExperienceStore, setup_of
+from pliant.autotune.recall import recall
 from pliant.netmodel import Overheads
-from pliant.planner import BASELINES, Trial, challenge
+from pliant.network.rank_places import ranks_of_hosts
+from pliant.planner import BASELINES, OWN_EXCHANGE, Trial, challenge
 from pliant.planner.experience import Experience, load_experience
 from pliant.spec import save
 
@@ -62,6 +64,12 @@ def path_text(path):
     return path.read_text()
 
 
+def with_times(path, steps_s):
+    body = json.loads(path_text(path))
+    body["trials"][0]["steps_s"] = steps_s
+    return json.dumps(body)
+
+
 REFUSED = {
     "damaged": (lambda path: path.write_text('{"pliant": "Exper'), "expected"),
     "another kind": (lambda path: save(WORKLOAD, path), "Experience"),
@@ -77,6 +85,8 @@ REFUSED = {
         "settings that no search tries",
     ),
     "a folder": (lambda path: path.mkdir(), "directory"),
+    "a trial without a time": (lambda path: path.write_text(with_times(path, [])), "no step time above 0"),
+    "a trial in no time": (lambda path: path.write_text(with_times(path, [0.2, 0.0])), "no step time above 0"),
 }
 
 
@@ -104,6 +114,64 @@ def test_a_place_that_cannot_be_written_is_said_once(tmp_path, caplog):
     store.write(experience())
     assert len(caplog.records) == len(store.notes) <= 2
     assert "not written" in caplog.records[-1].message
+
+
+def test_a_name_that_no_disk_takes_is_said_and_raises_nothing(caplog):
+    store = ExperienceStore("a" * 300, setup())
+    assert store.find() == (None, False)
+    store.write(experience())
+    assert "not written" in caplog.records[-1].message
+
+
+def test_what_was_kept_of_a_whole_model_is_a_start_only_where_it_is_divided(tmp_path):
+    path = tmp_path / "experience.json"
+    save(experience(), path)
+    store = ExperienceStore(path, setup(num_shards=2))
+    assert store.find() == (experience(), False)
+    assert "of other ranks, machines, shards or quality, a start" in store.notes[0]
+
+
+@pytest.mark.parametrize("equal_weights", [False, True])
+def test_a_plan_that_this_run_may_not_take_is_not_put_in_force_at_once(tmp_path, equal_weights):
+    auto = pliant.Auto(experience=tmp_path, equal_weights=equal_weights)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def body(place):
+        names, _ = ranks_of_hosts(place.comm, None)
+        of = setup_of(model, "SGD", auto.quality, names, [1])
+        save(experience(of, BASELINES["zero-owner"]), tmp_path / of.file_name)
+        return recall(model, optimizer, auto, place.comm).known is None
+
+    assert pliant.run_world(1, body) == [equal_weights]
+
+
+class Breaking(Sky):
+    """A run in which no adopted plan can be put in force."""
+
+    def adopt(self, plan):
+        super().adopt(plan)
+        self.trial.fail("ArithmeticError: broken")
+
+    def fall_back(self, plan):
+        self.switch(plan)
+
+
+def test_a_plan_that_could_not_be_adopted_is_not_what_the_next_run_begins_with(clock, tmp_path):
+    auto = pliant.Auto(max_trials=3, watch=False, experience=tmp_path)
+
+    def body(place):
+        sky = Breaking(clock, lambda _: SLOW)
+        sky.fly(auto, place.comm, 120)
+        return sky.plan.hash, sky.tuner.choice
+
+    exact = OWN_EXCHANGE[False]
+    for plan, choice in pliant.run_world(2, body):
+        assert plan == choice.plan.hash == exact.plan("auto").hash
+        assert not choice.adopted
+    left = load_experience(next(tmp_path.iterdir()))
+    assert (left.kept, left.kept_s) == (exact, 0.0)
+    assert "broken" in left.refused[0]
 
 
 def test_a_folder_has_a_file_for_each_setup_and_gives_the_same_model_elsewhere_as_a_start(tmp_path):

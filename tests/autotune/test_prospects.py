@@ -7,7 +7,7 @@ import pytest
 import pliant
 from planner.made_up_ratios import ratio_row, table
 from pliant.autotune.prospects import look_ahead
-from pliant.planner import Gene, Genome, Quality, Scale, Trial
+from pliant.planner import BASELINES, Gene, Genome, Quality, Scale, Trial
 from pliant.simulator import Overheads, simulate_many, workload_named
 from pliant.spec import Host, Topology
 
@@ -35,6 +35,16 @@ def test_an_exchange_is_taken_to_cost_no_more_than_was_seen():
     for share, gain in zip(shares, gains, strict=True):
         assert 1.0 <= gain <= 1 + share * ADDED_S / WORK.compute_s + 1e-9
     assert gain_if_seen(0.9 * WORK.compute_s) == pytest.approx(1.0)
+
+
+def test_a_slow_rank_is_in_what_is_predicted():
+    factors = (1.0, 1.0, 1.0, 4.0)
+    seen = Trial(genes=EXACT, steps_s=(PREDICTED_S,))
+    slow = replace(WORK, rank_factors=factors)
+    found = look_ahead(slow, FOUR, Overheads(), Quality(), EXACT, seen, 0)
+    expected_s = simulate_many([BASELINES["ddp"].plan()], WORK, FOUR, slowdown=factors)[0]
+    assert found.points[0].ddp_s == pytest.approx(expected_s)
+    assert expected_s > PREDICTED_S
 
 
 @pytest.mark.parametrize(

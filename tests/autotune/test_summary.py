@@ -25,6 +25,12 @@ def test_it_says_what_a_step_takes_and_what_the_network_carries():
     assert "the slowest host of 2 carries 10 Mbit/s" in text
 
 
+def test_it_counts_the_bytes_that_elements_have():
+    half = replace(WORKLOAD, tensors=(replace(WEIGHT, dtype="bfloat16"),))
+    plan = SyncPlan()
+    assert "has 1 MB of gradients" in explain(half, HOSTS, plan, plan, 1.0, (), adopted=False, found=None)
+
+
 @pytest.mark.parametrize(("adopted", "kept"), [(True, "chosen"), (False, "exact")])
 def test_it_names_the_plan_that_is_in_force(adopted, kept):
     text = said(adopted=adopted)

@@ -1,5 +1,6 @@
 """ "auto" tries plans while it trains, keeps the better one, says why, and leaves training as it should be."""
 
+import math
 import threading
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import torch
 import pliant
 from models import new_ddp, train, weights
 from pliant.autotune import monitor, searches, trials, tuner
+from pliant.network import rank_places
 from pliant.planner import OWN_EXCHANGE, Gene
 from pliant.profiling.observe import Observation
 
@@ -81,6 +83,11 @@ def test_what_auto_may_do_is_checked():
         pliant.Auto(max_trials=0)
     with pytest.raises(ValueError, match="cannot have -1 steps"):
         pliant.Auto(num_steps=-1)
+    for wrong in ({"probe_s": math.nan}, {"probe_s": math.inf}, {"max_seconds": math.nan}):
+        with pytest.raises(ValueError, match="a probe that ends"):
+            pliant.Auto(**wrong)
+    with pytest.raises(ValueError, match="least_gain is nan"):
+        pliant.Auto(least_gain=math.nan)
     with pytest.raises(ValueError, match="tuned for -1 ranks"):
         pliant.Auto(tuned_for_ranks=-1)
     with pytest.raises(ValueError, match="fewer steps than exact"):
@@ -93,6 +100,38 @@ def test_what_auto_may_do_is_checked():
             pliant.relax(model, optimizer, "auto", group=place.process_group, elastic=pliant.Elastic())
 
     pliant.run_world(1, body)
+
+
+def test_ranks_whose_links_no_probe_could_measure_are_refused_before_a_step(monkeypatch):
+    mine = threading.local()
+    monkeypatch.setattr(rank_places, "_network_of_this_process", lambda: mine.host)
+
+    def body(place):
+        mine.host = "ab"[place.rank % 2]
+        ddp = new_ddp(place)
+        with pytest.raises(ValueError, match="host by host"):
+            pliant.relax(ddp, torch.optim.SGD(ddp.parameters(), lr=0.05), "auto", timeout_s=20, connections=1)
+        return True
+
+    assert all(pliant.run_world(3, body))
+
+
+def test_a_probe_is_short_where_exchanges_may_take_little(monkeypatch):
+    asked, measured = [], tuner.probe
+    monkeypatch.setattr(
+        tuner, "probe", lambda comm, budget_s, **kw: asked.append(budget_s) or measured(comm, budget_s=budget_s, **kw)
+    )
+    auto = pliant.Auto(watch=False, least_gain=1e6, probe_s=9.0, experience=None)
+
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        with pliant.relax(ddp, optimizer, auto, timeout_s=10) as run:
+            train(ddp, optimizer, place.rank, range(6))
+            return run.tuner.choice is not None
+
+    assert all(pliant.run_world(2, body))
+    assert asked == [4.0, 4.0]
 
 
 def test_nothing_is_tried_where_nothing_is_predicted_to_pay(monkeypatch):

@@ -161,6 +161,10 @@ def test_an_experience_gives_model_network_and_costs_and_another_models_is_refus
     assert "overheads: fitted to 1 trials of the experience" in said
     assert "exact(bits=16): 250 ms, 300 ms" in said
     assert "with AdamW" in said
+    with pytest.raises(ValueError, match="--staged is for a --machine with GPUs"):
+        plan_command(experience=path, staged=True)
+    with pytest.raises(ValueError, match="say who there is"):
+        plan_command(experience=path, ranks=0)
     with pytest.raises(ValueError, match="tensors, and vgg16 has"):
         call("1gbit", experience=path)
     save(Overheads(), path)

@@ -80,6 +80,7 @@ def test_mistakes_are_one_sentence(tmp_path):
         (("--hosts", "2", "--blocks", "0"), "4194304 bytes in 0 blocks cannot be"),
         (("--hosts", "2", "--owned", "1,2,3"), "--owned is '1,2,3', but there are 2 ranks; write 'equal', or one"),
         (("--hosts", "2", "--owned", "0,0"), "--owned is '0,0', but there are 2 ranks"),
+        (("--hosts", "3", "--owned", "equal", "--size", "4"), "4 bytes have not one element for any of 3 owners"),
         (("--hosts", "2", "--owned", "equal", "--density", "5%"), "parts that are owned are of vectors that all ranks"),
     ):
         done = run(*arguments)

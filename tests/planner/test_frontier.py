@@ -19,6 +19,7 @@ from pliant.planner import (
     left_out,
     risk_of,
 )
+from pliant.planner.risk import is_losing
 from pliant.simulator import simulate_many, workload_named
 from pliant.spec import Host, Topology
 
@@ -103,6 +104,17 @@ def look(optimizer, *rows):
 def measured(ratio, highest, ranks=4, gene=MULOCO, optimizer="Muon"):
     size = {"ranks": ranks, "parameters": 400_000, "steps": 1000, "limit": 1.25}
     return ratio_row(gene, optimizer, ratio, highest, tasks=1, **size)
+
+
+def test_a_part_that_did_not_reach_the_loss_is_no_safe_part_of_another(table):
+    inside = {"averaging": "ScatterGather(codec=int4, feedback='both')", "outer": "Outer()", "pace": "lockstep"}
+    both = Gene("LocalSteps", {"period": 8, "fragments": 1, "delay_steps": 0, **inside})
+    assert not is_losing(both, "SGD")
+    table(ratio_row(Gene("local", {"every": 8}), "SGD", None, None))
+    assert is_losing(both, "SGD")
+    risk = risk_of(Genome(both), "SGD")
+    assert risk.loses
+    assert "the loss not reached" in risk.sentence
 
 
 def families(points):

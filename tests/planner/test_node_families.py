@@ -1,7 +1,7 @@
 """The space is made of the nodes: what stands beside a field is tried, what a node refuses is not."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import pytest
@@ -117,6 +117,27 @@ def test_the_least_time_of_a_sum_is_that_of_its_bytes():
     plain, half = (LeastTimes(WORKLOAD, LINKED, Overheads())(Genome(Gene("exact", {"bits": b}))) for b in (32, 16))
     assert plain == pytest.approx(2 * 3 * 4 * numel / 4e7)
     assert half == pytest.approx(max(plain / 2, 0.3))
+
+
+HALF = replace(WORKLOAD, tensors=tuple(replace(tensor, dtype="bfloat16") for tensor in WORKLOAD.tensors))
+IN_ROWS = replace(
+    WORKLOAD, tensors=tuple(replace(t, sparse_rows=2.0 if t.layer == "Linear" else 0.0) for t in WORKLOAD.tensors)
+)
+
+
+@pytest.mark.parametrize("workload", [HALF, IN_ROWS])
+def test_least_times_know_gradients_that_are_shorter_than_32_bits_or_come_as_rows(workload):
+    least = LeastTimes(workload, LINKED, Overheads())
+    for bits in (32, 16):
+        genes = Genome(Gene("exact", {"bits": bits}), bucket_bytes=25 << 20)
+        assert least(genes) <= simulate(genes.plan(), workload, LINKED).step_s * (1 + 1e-9)
+
+
+def test_the_least_time_at_a_free_pace_is_that_of_the_fastest_rank():
+    workload = replace(WORKLOAD, rank_factors=(0.5, 1.0, 1.0, 1.0))
+    free = next(gene for gene in searched_genes() if gene.exchange.timing.pace == "free")
+    step_s = simulate(Genome(free).plan(), workload, FLAT, slowdown=workload.rank_factors).step_s
+    assert LeastTimes(workload, FLAT, Overheads())(Genome(free)) <= step_s
 
 
 def test_plans_that_cannot_be_better_are_not_predicted_and_the_best_is_the_same():

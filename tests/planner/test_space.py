@@ -1,6 +1,7 @@
 """Every plan that the space offers is valid, within its budget, and comes from its parents."""
 
 import json
+import math
 import random
 from dataclasses import replace
 
@@ -172,6 +173,8 @@ def test_ratios_of_steps_bound_what_is_milder():
     assert quality.ratio(mixed) == 1.36
     with pytest.raises(ValueError, match="fewer steps than exact"):
         Quality(budget=0.9)
+    with pytest.raises(ValueError, match="budget of nan"):
+        Quality(budget=math.nan)
 
 
 def test_sizes_that_mean_the_same_plan_come_once():

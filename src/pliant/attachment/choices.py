@@ -67,7 +67,8 @@ def recall_for(held: RelaxedModel, auto: Auto, group: ProcessGroup) -> Recalled:
         return Recalled()
     comm = comm_by_host(group, _TIMEOUT_S, next(iter(held.parameters.values())).device)
     try:
-        recalled = recall(held.called, held.optimizer, auto, comm)
+        num_shards = 0 if held.sharded is None else held.sharded.num_shards
+        recalled = recall(held.called, held.optimizer, auto, comm, num_shards)
     finally:
         comm.close()
     if recalled.known is not None and not recalled.known.base_s:

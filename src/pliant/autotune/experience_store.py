@@ -1,6 +1,7 @@
 """Files of experience: found, checked and written by the first rank of a run."""
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,12 @@ _log = logging.getLogger("pliant")
 
 
 def setup_of(
-    model: nn.Module, optimizer: str, quality: float, machines: Sequence[str], ranks: Sequence[int]
+    model: nn.Module,
+    optimizer: str,
+    quality: float,
+    machines: Sequence[str],
+    ranks: Sequence[int],
+    num_shards: int = 0,
 ) -> TrainingSetup:
     """Return what an experience of this training holds for.
 
@@ -28,6 +34,7 @@ def setup_of(
         quality: How many times the steps a plan may need.
         machines: Names of the hosts.
         ranks: Ranks of each.
+        num_shards: Ranks among which parameters are divided; 0 for a whole model.
 
     """
     own = [p for p in model.parameters() if p.requires_grad]
@@ -39,6 +46,7 @@ def setup_of(
         machines=tuple(machines),
         quality=quality,
         release=installed_version(),
+        num_shards=num_shards,
     )
 
 
@@ -61,7 +69,7 @@ class ExperienceStore:
         given = None if where is None or where == DEFAULT_EXPERIENCE else Path(where)
         folder = cache_folder() if where == DEFAULT_EXPERIENCE else given
         self._may_write = folder is not None
-        self._is_file = given is not None and (given.suffix == ".json" or given.is_file())
+        self._is_file = given is not None and (given.suffix == ".json" or os.path.isfile(given))
         self._path = given if given is not None and self._is_file else (folder or Path()) / setup.file_name
 
     def find(self) -> tuple[Experience | None, bool]:
@@ -106,7 +114,8 @@ class ExperienceStore:
             self._note(f"The experience was refused: {error}")
             self._may_write = not self._is_file
             return None
-        whose = "of these ranks and machines" if found.setup == self.setup else "of other ranks or machines, a start"
+        others = "of other ranks, machines, shards or quality, a start"
+        whose = "of these ranks and machines" if found.setup == self.setup else others
         self.notes.append(f"Experience from {path}, {whose}, written {found.written or 'at an unknown time'}.")
         return found
 

@@ -73,14 +73,14 @@ class Auto:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.max_trials < 1 or self.max_seconds <= 0 or self.probe_s <= 0:
+        if self.max_trials < 1 or not (self.max_seconds > 0 and 0 < self.probe_s < math.inf):  # NaN is refused too
             raise ValueError(
                 f"auto may try {self.max_trials} plans within {self.max_seconds:g} s, after a probe of "
-                f"{self.probe_s:g} s; give it at least one plan, and times above 0."
+                f"{self.probe_s:g} s; give it at least one plan, times above 0, and a probe that ends."
             )
         if self.num_steps < 0:
             raise ValueError(f"a training cannot have {self.num_steps} steps; give what it makes, or 0 if unknown.")
-        if self.least_gain < 1:
+        if not self.least_gain >= 1:
             raise ValueError(f"least_gain is {self.least_gain:g}, but a speed-up below 1 is a loss; give it 1 or more.")
         if self.tuned_for_ranks < 0:
             raise ValueError(f"a learning rate cannot be tuned for {self.tuned_for_ranks} ranks; 0 means all of them.")

@@ -105,5 +105,6 @@ class PlanInForce(AttachedTuner):
             return
         what = f"By step {self._run.steps} a plan in force had failed, which has made place for {self._exact_name}"
         text = self._rejected.note_failure(what, why, plan, {plan.hash: self._genes})
+        self._recalled.give_up(self._exact, text)
         self._genes, self._is_exact = self._exact, True
         self.explanation = f"{text}\nBefore: {self.explanation}"

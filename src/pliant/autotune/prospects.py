@@ -63,7 +63,8 @@ def look_ahead(
     least_s = LeastTimes(workload, topology, overheads)
 
     def simulated(plans: list[Genome]) -> list[float]:
-        return simulate_many([genes.plan() for genes in plans], workload, topology, overheads=overheads).tolist()
+        asked = [genes.plan() for genes in plans]
+        return simulate_many(asked, workload, topology, overheads=overheads, slowdown=workload.rank_factors).tolist()
 
     step_s = remembering(simulated, {})
     compute_s = workload.compute_s * max(workload.rank_factors, default=1.0)

@@ -120,10 +120,10 @@ class Recalled:
             self._store.write(self._last)
 
 
-def recall(model: nn.Module, optimizer: Optimizer, auto: Auto, comm: Comm) -> Recalled:
+def recall(model: nn.Module, optimizer: Optimizer, auto: Auto, comm: Comm, num_shards: int = 0) -> Recalled:
     """Look for experience of this training. Collective: the first rank reads, and tells the others what it found.
 
-    The plan of an earlier run may be put in force at once if shapes, types, optimizer, hosts, ranks of each and
+    The plan of an earlier run may be put in force at once if shapes, types, shards, optimizer, hosts, ranks of each and
     quality are the same. All ranks must have them, the plan's step time must be known, and this run must be allowed it.
 
     Args:
@@ -131,13 +131,14 @@ def recall(model: nn.Module, optimizer: Optimizer, auto: Auto, comm: Comm) -> Re
         optimizer: Of the model.
         auto: Options.
         comm: Ranks of the run.
+        num_shards: Ranks among which parameters are divided; 0 for a whole model.
 
     """
     if auto.experience is None:
         return Recalled()
     names, places = ranks_of_hosts(comm, None, in_order=False)
     kind = optimizer_name(optimizer)
-    setup = setup_of(module_of(model), kind, auto.quality, names, [len(place) for place in places])
+    setup = setup_of(module_of(model), kind, auto.quality, names, [len(place) for place in places], num_shards)
     if not holds_on_all(comm, broadcast_text(setup.file_name, comm) == setup.file_name):
         if comm.rank == 0:
             _log.warning("auto: no experience is used, since ranks have other parameters or optimizers.")
@@ -159,7 +160,7 @@ def recall(model: nn.Module, optimizer: Optimizer, auto: Auto, comm: Comm) -> Re
 def _told(found: Experience, auto: Auto, optimizer: str, store: ExperienceStore) -> str:
     """Return what all ranks need to know of an experience; "" if its plan cannot be put in force at once."""
     quality = auto.quality_with(optimizer, Scale.of(found.workload, found.topology))
-    if not found.kept_s or not all(gene.exact or quality.admits(gene) for gene in found.kept.genes):
+    if not found.kept_s or not all(map(quality.admits, found.kept.genes)):
         store.notes.append("Its plan is not put in force at once: its time is not known, or this run may not take it.")
         return ""
     texts = to_json(found.workload), to_json(found.topology), to_json(found.overheads)

@@ -6,7 +6,7 @@ from pliant.autotune.trials import TunableRun
 from pliant.autotune.tuner import AutoTuner
 from pliant.autotune.watching import WATCHED_STEPS, observe_run
 from pliant.comm.base import Comm, duplicate
-from pliant.network.rank_places import require_gloo
+from pliant.network.rank_places import ranks_of_hosts, require_gloo
 from pliant.profiling.observe import Observation
 
 __all__ = ["resume_tuning", "start_tuning"]
@@ -28,12 +28,13 @@ def start_tuning(
         recalled: What earlier runs have left; None to look for it.
 
     Raises:
-        ValueError: The comm is not over Gloo, through which links are measured.
+        ValueError: The comm is not over Gloo, through which links are measured, or ranks of a host do not follow each
+            other.
 
     """
-    require_gloo(comm)
+    _require_links(comm)
     own = duplicate(comm)
-    recalled = recalled or recall(run.model, run.optimizer, auto, own)
+    recalled = recalled or recall(run.model, run.optimizer, auto, own, run.num_shards)
     watched = observation or observe_run(run, WATCHED_STEPS if recalled.known is None else _KNOWN_STEPS)
     return AutoTuner(run, auto, watched, own, recalled)
 
@@ -48,8 +49,15 @@ def resume_tuning(run: TunableRun, auto: Auto, comm: Comm, recalled: Recalled) -
         recalled: What earlier runs have left, conditions that are known among it.
 
     Raises:
-        ValueError: The comm is not over Gloo, through which links are measured.
+        ValueError: The comm is not over Gloo, through which links are measured, or ranks of a host do not follow each
+            other.
 
     """
-    require_gloo(comm)
+    _require_links(comm)
     return AutoTuner(run, auto, None, duplicate(comm), recalled)
+
+
+def _require_links(comm: Comm) -> None:
+    """Raise ValueError now for ranks whose links no probe could measure, and not in a step of the training."""
+    require_gloo(comm)
+    ranks_of_hosts(comm, None)

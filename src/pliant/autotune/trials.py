@@ -197,6 +197,8 @@ class TrialRunner:
                 break
             best = min(rivals, key=lambda k: statistics.median(costs_s[k]))
             gains = [e / b for e, b in zip(costs_s[0], costs_s[best], strict=False)]
+            if not left:  # what had not dropped out has failed
+                break
             least_s = min(max(costs_s[k]) for k in left)
             left = [k for k in left if min(costs_s[k]) <= (_SURELY_AT_ONCE if turn == 1 else _SURELY) * least_s]
             if len(left) == 1 or (turn >= num_turns and (min(gains) > 1 or max(gains) <= 1)):

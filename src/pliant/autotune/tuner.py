@@ -30,6 +30,8 @@ __all__ = ["AutoTuner"]
 
 _log = logging.getLogger("pliant")
 
+_OF_TIMEOUT = 0.4
+"""Share of the longest time of an exchange that a probe may take, which refuses half of it."""
 _ENOUGH_S = 0.6
 """Time in which blocks of a trial begin."""
 _HOLD_STEPS = 50
@@ -144,6 +146,7 @@ class AutoTuner(PlanInForce):
             found = self.watched.topology(self._comm)
         else:
             budget_s = self._short.probe_s(result.step_s, budget_s)
+        budget_s = min(budget_s, _OF_TIMEOUT * self._comm.timeout_s)
         return found or probe(self._comm, budget_s=budget_s, connections=self._comm.connections)
 
     def _choose_again(self) -> Steps[float | None]:
@@ -205,9 +208,11 @@ class AutoTuner(PlanInForce):
         self._short.note_search(began, anew=search.anew)
         chosen = decision.plan(self._exact.plan("auto"))
         self._is_exact, self._genes = decision.best.is_exact or not decision.adopted, decision.genes
-        self._note_fallback(chosen, self._guard.begin(chosen))
         if found is not None:
             search.keep(found, self._genes, decision.expected_s)
+        if failure := self._guard.begin(chosen):
+            self._note_fallback(chosen, failure)
+            decision = replace(decision, gains=(), adopted=False, expected_s=math.nan)
         why = search.explain(found, decision, "" if self.prospects is None else self.prospects.text)
         self.choice = decision.choice(self._exact.plan("auto"), 0 if found is None else len(found.trials))
         self.explanation = self._chosen_why = "\n".join([why, self._advise(workload), *self._rejected.failures])

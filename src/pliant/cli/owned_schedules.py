@@ -40,7 +40,10 @@ def owned_bytes(text: str, num_bytes: int, num_ranks: int) -> list[int]:
             f"--owned is {text!r}, but there are {num_ranks} ranks; write 'equal', or one share for each, such as "
             f"{','.join('1' * num_ranks)}."
         )
-    return [4 * round(num_bytes * share / sum(shares) / 4) for share in shares]
+    owned = [4 * round(num_bytes * share / sum(shares) / 4) for share in shares]
+    if not any(owned):
+        raise ValueError(f"{num_bytes} bytes have not one element for any of {num_ranks} owners; give a larger --size.")
+    return owned
 
 
 def owned_search(

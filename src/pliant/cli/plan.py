@@ -85,7 +85,7 @@ def plan(
     compute: inputs.ComputeOption = "",
     quality: _QualityOption = None,
     error_budget: _ErrorBudgetOption = None,
-    candidates: Annotated[int, typer.Option(help="Plans to simulate, the fourteen builders besides.")] = 300,
+    candidates: Annotated[int, typer.Option(help="Plans to draw, beside builders and named algorithms.")] = 300,
     seed: Annotated[int, typer.Option(help="Of the plans that are drawn.")] = 0,
     optimizer: _OptimizerOption = "",
     unmeasured: _UnmeasuredOption = False,
@@ -194,7 +194,7 @@ def _network(
     machine: str,
 ) -> Topology:
     """Return the network that is given, or without one that of the experience."""
-    if earlier is not None and not (topology or hosts or ranks or rate or delay):
+    if earlier is not None and not (topology or hosts or ranks is not None or rate or delay):
         return earlier.topology
     return inputs.read_topology(topology, hosts, ranks, rate, delay, machine=machine)
 
@@ -209,7 +209,7 @@ def _overheads(
     staged: bool,
 ) -> tuple[Overheads, str]:
     """Return the overheads that are given, or without them those that were fitted there, and whose they are."""
-    if earlier is not None and overheads is None and not machine:
+    if earlier is not None and overheads is None and not machine and not staged:
         return earlier.learned_overheads, f"overheads: fitted to {len(earlier.trials)} trials of the experience"
     known = inputs.read_overheads(overheads, machine, network, staged=staged)
     return known, inputs.describe_overheads(overheads, machine, work, network)

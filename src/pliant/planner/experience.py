@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from pliant.planner.predictor import trusted_coefficients
 from pliant.planner.trials import Trial
 from pliant.spec import Topology, Workload, load
 from pliant.spec.files import canonical_hash
+from pliant.spec.plain import LATER
 
 __all__ = ["Experience", "TrainingSetup", "load_experience", "plans_text"]
 
@@ -35,6 +36,8 @@ class TrainingSetup:
     """How many times the steps a plan might need."""
     release: str
     """Version of Pliant."""
+    num_shards: int = field(default=0, metadata=LATER)
+    """Ranks among which parameters are divided; 0 for a model that each rank holds whole."""
 
     @property
     def model_hash(self) -> str:
@@ -115,6 +118,8 @@ class Experience:
             )
         if min(self.kept_s, self.bytes_per_s, *self.predicted_s, *self.ratios) < 0:
             raise ValueError("a time, a rate or a ratio in this experience is below 0, which none can be.")
+        if any(min(trial.steps_s, default=float(trial.status == "failed")) <= 0 for trial in self.trials):
+            raise ValueError("a trial in this experience has no step time above 0, but says that it did not fail.")
 
     @property
     def plans_text(self) -> str:

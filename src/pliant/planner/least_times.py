@@ -5,6 +5,7 @@ from functools import cached_property
 
 from pliant.netmodel import KEYS, Overheads
 from pliant.planner.genome import Genome
+from pliant.simulator.layout import itemsize
 from pliant.spec import (
     AllReduce,
     BetweenGroups,
@@ -27,7 +28,7 @@ class LeastTimes:
     A step takes at least what a rank computes. It also takes at least what the wires need: to add up a vector of h
     hosts and to give all of them the sum, hosts send at least 2 (h - 1) vectors together. The bound is of Patarasuk
     and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009. Exchanges whose bytes are
-    not known here count nothing.
+    not known here count nothing, nor do gradients that come as rows.
     """
 
     workload: Workload
@@ -38,7 +39,8 @@ class LeastTimes:
         """Return the least time of a step, in s."""
         divided = any(gene.exchange.has_owners for gene in genes.genes) or self.workload.is_sharded
         compute_s = self.workload.forward_s + self.workload.backward_s + (0.0 if divided else self.workload.step_s)
-        return max(self._factors[0] * compute_s, self._factors[1] * self._wire_s(genes))
+        fastest = min((1.0, *self.workload.rank_factors))  # at a free pace it waits for nobody
+        return max(self._factors[0] * fastest * compute_s, self._factors[1] * self._wire_s(genes))
 
     def _wire_s(self, genes: Genome) -> float:
         if not self._bytes_per_s or self.workload.is_sharded:
@@ -48,7 +50,9 @@ class LeastTimes:
         plan = genes.plan()
         bits = 0.0
         for tensor in self.workload.tensors:
-            bits += tensor.numel * _bits(plan.exchange_for(tensor.name, tensor.layer, tensor.numel))
+            if not tensor.sparse_rows:
+                most = _bits(plan.exchange_for(tensor.name, tensor.layer, tensor.numel))
+                bits += tensor.numel * min(most, 8.0 * itemsize(tensor))
         return 2 * (len(self.topology.hosts) - 1) * bits / 8 / self._bytes_per_s
 
     @cached_property

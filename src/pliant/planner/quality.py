@@ -102,7 +102,7 @@ class Quality:
     """Whether weights and optimizer state must be DDP's on all ranks between two steps."""
 
     def __post_init__(self) -> None:
-        if self.budget < 1:
+        if not self.budget >= 1:  # so that NaN is refused too
             raise ValueError(f"a quality budget of {self.budget} would need fewer steps than exact training; use >= 1.")
 
     def ratio_of(self, gene: Gene) -> float | None:

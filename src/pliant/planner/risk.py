@@ -60,7 +60,7 @@ def risk_of(genes: Genome, optimizer: str, scale: Scale = UNKNOWN_SCALE) -> Risk
         worst = max(rows, key=lambda row: (row.worst, row.highest, row.ratio))
         beyond = f"; {worst.beyond}" if worst.beyond else ""
         return Risk(loses=math.isinf(worst.highest), sentence=f"{worst.sentence}, with {optimizer}{beyond}")
-    lost = [sentence for gene in lossy if (sentence := _known_loss(gene, optimizer))]
+    lost = [sentence for gene in lossy if (sentence := _loss_of(gene, optimizer, scale))]
     if lost:
         return Risk(loses=True, sentence=lost[0])
     ratio = Quality().ratio(genes)
@@ -76,18 +76,18 @@ def risk_of(genes: Genome, optimizer: str, scale: Scale = UNKNOWN_SCALE) -> Risk
 def is_losing(gene: Gene, optimizer: str, scale: Scale = UNKNOWN_SCALE) -> bool:
     """Say whether a plan of one gene is known to lose accuracy with an optimizer: `Risk.loses`, without a sentence."""
     parts = _parts(gene) if not gene.exact else ()
-    rows = [row for part in parts if (row := row_for(part, optimizer, scale)) is not None]
-    if len(rows) == len(parts):
-        return any(math.isinf(row.highest) for row in rows)
-    return any(_known_loss(part, optimizer) for part in parts)
+    return any(_loss_of(part, optimizer, scale) for part in parts)
 
 
 def _parts(gene: Gene) -> tuple[Gene, ...]:
     return composition(gene) or (gene,)
 
 
-def _known_loss(gene: Gene, optimizer: str) -> str:
-    """Return a clause on what a way of exchanging has lost with such an optimizer; "" if no loss is known."""
+def _loss_of(gene: Gene, optimizer: str, scale: Scale) -> str:
+    """Return a clause on what a way of exchanging has lost: its row's, or without one what is known; "" if nothing."""
+    row = row_for(gene, optimizer, scale)
+    if row is not None:
+        return f"{row.sentence}, with {optimizer}" if math.isinf(row.highest) else ""
     if is_adaptive_name(optimizer) and gene.family in LOSES_WITH_ADAPTIVE:
         percent = LOSES_WITH_ADAPTIVE[gene.family]
         return f"LOSES with {optimizer}: perplexity was {percent:.0f} % higher on a small language model"

@@ -58,7 +58,10 @@ def shards_of(node: Sharded, topology: Topology, num_shards: int = 0) -> tuple[t
     if num_shards:
         num_ranks = topology.num_ranks
         if num_ranks % num_shards:
-            raise ValueError(f"{num_ranks} ranks cannot hold copies of a model that {num_shards} ranks share each.")
+            raise ValueError(
+                f"{num_ranks} ranks cannot hold copies of a model that {num_shards} ranks share each; let a divisor of "
+                f"{num_ranks} share it."
+            )
         return tuple(tuple(range(k, k + num_shards)) for k in range(0, num_ranks, num_shards))
     hosts = tuple(tuple(topology.ranks_of(k)) for k in range(len(topology.hosts)))
     if node.replicas is None:
