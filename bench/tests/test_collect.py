@@ -297,7 +297,7 @@ def test_what_raises_is_a_result_and_what_hangs_is_ended(tmp_path, monkeypatch):
         assert process.wait(60) == 1
     for rank in range(2):
         text = said(tmp_path, rank)
-        assert "all: {'status': 'failed', 'reason': \"rank 0: ValueError: the set of known algorithms" in text, text
+        assert "all: {'status': 'failed', 'reason': 'rank 0: ValueError: the set of known algorithms" in text, text
         assert "one: {'status': 'failed', 'reason': 'rank 1: MemoryError: no more'}" in text, text
         assert "then: ok True True" in text, text
         assert "Timeout (0:00:00.5" in text, text
