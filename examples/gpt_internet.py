@@ -161,6 +161,8 @@ def train(options: argparse.Namespace, rank: Rank) -> dict[str, Any]:
     if options.shards > 1:
         model = divided(model, options.shards, rank)
     optimizers = optimizers_of(options.optimizer, model, options.lr)
+    if rank.number == 0 and not options.elastic:
+        print("the sites connect" + (", and measure their links" if options.connections == "auto" else ""), flush=True)
     with begun(model, optimizers, options, rank) as run:
         judge.start()
         while run.steps < (options.stop or options.steps):
