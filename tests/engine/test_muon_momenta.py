@@ -269,8 +269,24 @@ def test_optimizers_that_do_not_fit_are_refused_in_a_sentence(name):
     pliant.run_world(1, body)
 
 
+def test_another_rank_than_that_of_dions_step_is_refused():
+    """Of more directions those that are missing would be rounding, and of fewer some would decay without a step."""
+    said = r"steps along 3 directions of a matrix, but .* momenta of rank 4: .*; give both one rank"
+
+    def body(place):
+        ddp = new_ddp(place, model=Given)
+        with pytest.raises(ValueError, match=said):
+            pliant.relax(ddp, dion(3)(ddp.module), pliant.dion(rank=4))
+        pliant.relax(ddp, dion(3)(ddp.module), pliant.powersgd(rank=4), timeout_s=20).close()
+
+    pliant.run_world(1, body)
+
+
 def test_by_name_dion_takes_the_rank_of_its_optimizer():
     matrix = nn.Parameter(torch.zeros(SHAPE))
+    groups = [{"params": [nn.Parameter(torch.zeros(SHAPE))], "rank": rank} for rank in (8, 4)]
+    with pytest.raises(ValueError, match=r"whose groups have 4 and 8; give each its own, as in partition"):
+        algorithm_named("dion", pliant.Dion(groups))
     assert algorithm_named("dion", pliant.Dion([matrix], rank=8)) == pliant.dion(rank=8)
     assert algorithm_named("dion", torch.optim.Muon([matrix])) == pliant.dion()
 

@@ -87,9 +87,14 @@ def _momentum(optimizer: HasGroups) -> Mapping[str, Any]:
 
 
 def _rank(optimizer: HasGroups) -> Mapping[str, Any]:
-    """Return the largest rank to which an optimizer's groups orthogonalize, if they have one."""
-    ranks = [int(group["rank"]) for group in optimizer.param_groups if "rank" in group]
-    return {"rank": max(ranks)} if ranks else {}
+    """Return the rank to which an optimizer's groups orthogonalize, if they have one."""
+    ranks = sorted({int(group["rank"]) for group in optimizer.param_groups if "rank" in group})
+    if len(ranks) > 1:
+        raise ValueError(
+            f"dion by name takes the rank of the optimizer, whose groups have {' and '.join(map(str, ranks))}; give "
+            f"each its own, as in partition({{'blocks.*': dion({ranks[0]}), '*': dion({ranks[-1]})}})."
+        )
+    return {"rank": ranks[0]} if ranks else {}
 
 
 def _power(optimizer: HasGroups) -> Mapping[str, Any]:
