@@ -101,9 +101,13 @@ def _power(optimizer: HasGroups) -> Mapping[str, Any]:
     return {"power": 0 if is_adaptive(optimizer) else None}
 
 
+_OF_ADAPTIVE = ("betas", "beta2_decay", "centered", "initial_accumulator_value", "rho", "etas")
+"""Settings by which adaptive optimizers are known: Adam, Adafactor, RMSprop, Adagrad, Adadelta, Rprop."""
+
+
 def is_adaptive(optimizer: HasGroups) -> bool:
-    """Say whether an optimizer divides by what it has seen of the gradient's size: one that has betas, such as Adam."""
-    return any("betas" in group for group in optimizer.param_groups)
+    """Say whether an optimizer divides by what it has seen of the gradient's size, as Adam and RMSprop do."""
+    return any(name in group for group in optimizer.param_groups for name in _OF_ADAPTIVE)
 
 
 _PERIODS = (8, 16, 32, 64)
