@@ -83,7 +83,7 @@ def test_a_gradient_of_zeros_leaves_the_directions_of_the_next_as_they_were(mome
 def test_it_goes_on_from_its_state_dict_to_the_bit_also_in_16_bits():
     for dtype in (torch.float64, torch.float32, torch.bfloat16):  # torch rounds what it loads to the weights' type
         w, x = matrix(dtype), matrix(dtype)
-        one, other = pliant.Dion([w], rank=2), pliant.Dion([x])
+        one, other = pliant.Dion([w], lr=1.0, rank=2), pliant.Dion([x])
         step(one, w, 0)
         x.data.copy_(w.detach())
         other.load_state_dict(copy.deepcopy(one.state_dict()))
