@@ -66,18 +66,31 @@ def test_a_direction_that_a_gradient_lacks_comes_when_there_is_one():
     assert values[3] < 1e-6
 
 
-def test_it_goes_on_from_its_state_dict_also_in_16_bits():
-    # Torch rounds what it loads to the weights' type.
-    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.02)):
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_gradient_of_zeros_leaves_the_directions_of_the_next_as_they_were(momentum):
+    """As of the layers in front of one whose weights begin as zeros."""
+    w, x = matrix(), matrix()
+    one, other = (pliant.Dion([each], rank=2, momentum=momentum, weight_decay=0.0) for each in (w, x))
+    w.grad = torch.zeros_like(w)
+    one.step()
+    assert torch.equal(w, matrix())
+    for seed in (1, 2):
+        step(one, w, seed)
+        step(other, x, seed)
+        assert torch.equal(w, x)
+
+
+def test_it_goes_on_from_its_state_dict_to_the_bit_also_in_16_bits():
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):  # torch rounds what it loads to the weights' type
         w, x = matrix(dtype), matrix(dtype)
-        one, other = pliant.Dion([w], rank=2), pliant.Dion([x])
+        one, other = pliant.Dion([w], lr=1.0, rank=2), pliant.Dion([x])
         step(one, w, 0)
         x.data.copy_(w.detach())
         other.load_state_dict(copy.deepcopy(one.state_dict()))
         for seed in (1, 2):
             step(one, w, seed)
             step(other, x, seed)
-        torch.testing.assert_close(w, x, rtol=0, atol=tolerance)
+        assert torch.equal(w, x)
 
 
 def test_matrices_without_a_gradient_stay_and_closures_are_called():
@@ -109,8 +122,18 @@ def test_settings_out_of_range_are_refused(settings, sentence):
 
 @pytest.mark.parametrize("shape", [(3,), (3, 2, 2)])
 def test_what_is_no_matrix_is_refused(shape):
-    with pytest.raises(ValueError, match=r"steps whole matrices .* \[Dion\(matrices\), AdamW\(others\)\]"):
-        pliant.Dion([torch.nn.Parameter(torch.zeros(shape))])
+    odd = torch.nn.Parameter(torch.zeros(shape))
+    said = r"steps whole matrices .* \[Dion\(matrices\), AdamW\(others\)\]"
+    with pytest.raises(ValueError, match=said):
+        pliant.Dion([odd])
+    optimizer = pliant.Dion([matrix()])
+    with pytest.raises(ValueError, match=said):
+        optimizer.add_param_group({"params": odd})
+    with pytest.raises(ValueError, match="momentum at least 0 and below 1, got 64 and 2"):
+        optimizer.add_param_group({"params": [matrix()], "momentum": 2})
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": [matrix()], "rank": 2})
+    assert [group["rank"] for group in optimizer.param_groups] == [64, 2]
 
 
 def test_sparse_gradients_are_refused():

@@ -8,6 +8,7 @@ from torch import nn
 import pliant
 from models import new_ddp
 from pliant.algorithms import algorithm_named
+from pliant.algorithms.registry import is_adaptive
 from pliant.collectives.lowrank import first_factor
 from pliant.spec import CodecSpec, ScatterGather
 
@@ -262,15 +263,39 @@ def test_optimizers_that_do_not_fit_are_refused_in_a_sentence(name):
         optimizers = muon(0.95)(ddp.module)
         with pytest.raises(ValueError, match=r"has momentum 0\.95 and .* give the optimizer momentum 0"):
             pliant.relax(ddp, optimizers, MOMENTA[name])
-        adamw = torch.optim.AdamW(ddp.parameters(), lr=0.1)
-        with pytest.raises(ValueError, match=r"all its parameters are stepped by AdamW, .*Muon\(matrices, mom"):
-            pliant.relax(ddp, adamw, MOMENTA[name])
+        for adaptive in (torch.optim.AdamW, torch.optim.RMSprop):
+            optimizer, said = adaptive(ddp.parameters(), lr=0.1), f"stepped by {adaptive.__name__}"
+            with pytest.raises(ValueError, match=rf"all its parameters are {said}, .*Muon\(matrices, mom"):
+                pliant.relax(ddp, optimizer, MOMENTA[name])
+
+    pliant.run_world(1, body)
+
+
+def test_adaptive_optimizers_are_those_that_divide_by_the_gradients_size():
+    optim, matrix = torch.optim, [nn.Parameter(torch.zeros(SHAPE))]
+    divide = (optim.Adam, optim.NAdam, pliant.SlowAdamW, optim.Adafactor, optim.RMSprop, optim.Adagrad, optim.Adadelta)
+    assert all(is_adaptive(make(matrix)) for make in (*divide, optim.Rprop))
+    assert not any(is_adaptive(make(matrix)) for make in (optim.SGD, optim.ASGD, optim.Muon, pliant.Dion))
+
+
+def test_another_rank_than_that_of_dions_step_is_refused():
+    """Of more directions those that are missing would be rounding, and of fewer some would decay without a step."""
+    said = r"steps along 3 directions of a matrix, but .* momenta of rank 4: .*; give both one rank"
+
+    def body(place):
+        ddp = new_ddp(place, model=Given)
+        with pytest.raises(ValueError, match=said):
+            pliant.relax(ddp, dion(3)(ddp.module), pliant.dion(rank=4))
+        pliant.relax(ddp, dion(3)(ddp.module), pliant.powersgd(rank=4), timeout_s=20).close()
 
     pliant.run_world(1, body)
 
 
 def test_by_name_dion_takes_the_rank_of_its_optimizer():
     matrix = nn.Parameter(torch.zeros(SHAPE))
+    groups = [{"params": [nn.Parameter(torch.zeros(SHAPE))], "rank": rank} for rank in (8, 4)]
+    with pytest.raises(ValueError, match=r"whose groups have 4 and 8; give each its own, as in partition"):
+        algorithm_named("dion", pliant.Dion(groups))
     assert algorithm_named("dion", pliant.Dion([matrix], rank=8)) == pliant.dion(rank=8)
     assert algorithm_named("dion", torch.optim.Muon([matrix])) == pliant.dion()
 

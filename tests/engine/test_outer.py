@@ -323,6 +323,9 @@ def test_defaults_follow_the_length_of_the_training_and_the_number_of_ranks():
         ValueError, match="pier is about an outer momentum, for which 100 steps in periods of 32 are too"
     ):
         pliant.pier(100)
+    with pytest.raises(ValueError, match=r"delays an outer momentum, for which 100 steps in periods of 32 are too few"):
+        pliant.delayed_nesterov(total_steps=100)
+    assert pliant.delayed_nesterov(every=1, total_steps=20).outer == Outer(lr=0.7, total_steps=20)
     for warmup_steps in (0, 3200):
         with pytest.raises(ValueError, match=f"warm-up that ends within the training, .* is {warmup_steps} of 3200;"):
             pliant.pier(3200, warmup_steps=warmup_steps)

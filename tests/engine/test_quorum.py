@@ -153,6 +153,31 @@ def test_fast_ranks_go_on_at_their_pace_and_the_slow_one_counts_by_the_rule(work
         torch.testing.assert_close(torch.tensor(told.shares[rank][:4]), torch.tensor([s[rank] for s in shares]))
 
 
+def test_a_period_and_the_work_that_counts_in_it_begin_behind_a_warm_up(monkeypatch):
+    told, turns, averages = Told(monkeypatch), threading.Barrier(SIZE), {}
+    what = pliant.after(3, pliant.allreduce(), then=pliant.async_average(4))
+
+    def body(place):
+        model, rounds = Inner(4), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        with pliant.relax(model, optimizer, what, group=place.process_group, timeout_s=60) as run:
+            [averages[place.rank]] = run._executor.of(BackgroundAverage)
+            for rank in (*[place.rank] * 3, 1, 2, 0, 0, 0, 0):
+                if place.rank == rank:
+                    optimizer.zero_grad()
+                    run.model(gradient(rank, run.steps)).backward()
+                    optimizer.step()
+                turns.wait(20)
+                last = max(each._calls.last for each in averages.values())
+                until(lambda last=last: all(each._round == last for each in averages.values()))
+                rounds.append(averages[place.rank].rounds[0])
+                turns.wait(20)
+        return rounds
+
+    assert pliant.run_world(SIZE, body, timeout_s=60) == [[0] * 8 + [1]] * SIZE
+    assert [shares[0] for shares in told.shares] == [2.0, 0.5, 0.5]  # of 4 steps, 1 and 1
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("quorum", [1, 2, 3])
 def test_each_change_of_each_rank_is_part_of_one_round(quorum, seed, monkeypatch):

@@ -263,6 +263,32 @@ def test_a_rank_at_a_third_of_the_speed_has_a_shorter_period_by_the_steps_that_i
     assert found[1][1] == num
 
 
+def test_a_rank_is_as_far_behind_as_the_fastest_that_it_knows_of_is_ahead():
+    """Rank 1 is the fastest, and hears from its server of an earlier step of its own."""
+    script = [0, *[1] * 10]
+    found = scripted(varied(), script, 2, lambda place, run: run.stats()["staleness"])
+    assert [behind for _, behind in found] == [9, 0]
+
+
+def test_a_run_that_goes_back_to_an_earlier_state_has_its_period_again():
+    """Else it would take itself for a slow one, beside what it has heard of before."""
+    play, script = Script(2), [0, 1] * 4
+
+    def body(place):
+        _, optimizer, run = begun(place, varied(period=4, scaled=True))
+        with run:
+            play.play(place, optimizer, run, script)
+            saved = deepcopy(run.state_dict())
+            for _ in range(9):
+                play.play(place, optimizer, run, script)
+            run.load_state_dict(saved)
+            before = run.stats()["exchanges_in_pairs"]
+            play.play(place, optimizer, run, script * 3)
+            return before, run.stats()["exchanges_in_pairs"], run.steps
+
+    assert pliant.run_world(2, body, timeout_s=60) == [(1, 4, 16)] * 2
+
+
 def test_bytes_are_those_predicted_and_heads():
     size, rounds = 5, 6
     what = varied(arrivals=2)

@@ -255,10 +255,11 @@ def test_a_run_goes_on_with_another_number_of_ranks():
         pliant.resize(states[1:], 4)
 
 
-def test_what_belongs_to_ranks_is_not_resized():
+@pytest.mark.parametrize("what", ["local_sgd", "async_average", "gossip(free=1)", "halos"])
+def test_what_belongs_to_ranks_is_not_resized(what):
     def body(place):
         ddp = new_ddp(place)
-        with pliant.relax(ddp, torch.optim.SGD(ddp.parameters(), lr=0.05), "local_sgd", timeout_s=20) as run:
+        with pliant.relax(ddp, torch.optim.SGD(ddp.parameters(), lr=0.05), what, timeout_s=20) as run:
             return run.state_dict()
 
     with pytest.raises(ValueError, match="exchanges weights"):

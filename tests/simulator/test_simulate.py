@@ -276,6 +276,18 @@ def test_the_slowest_is_waited_for_only_where_ranks_wait():
     assert simulate(PLANS["allreduce"], even(), crowded, overheads=IDEAL).step_s == pytest.approx(0.62, rel=1e-3)
 
 
+def test_a_slow_rank_sends_as_often_as_the_fastest_where_its_period_follows_that():
+    """At half the speed it makes half the steps of a period, or as many in twice the time: 4 changes to 3 1/2."""
+    slow = {"slowdown": (1.0, 1.0, 1.0, 2.0), "overheads": IDEAL}
+    scaled, own = (
+        np.array(
+            simulate(plan_for(p.halos(8, region_ranks=2, scaled=each)), even(), cluster(4, 1e12), **slow).sent_bytes
+        )
+        for each in (True, False)
+    )
+    np.testing.assert_allclose(scaled, own * 8 / 7)
+
+
 @pytest.mark.parametrize("name", ["allreduce", "bytegrad", "powersgd"])
 def test_ranks_that_share_cpus_work_longer_for_exchanges(name):
     """Four ranks on two CPUs: half the speed in all that exchanges compute; the network is as before.

@@ -308,7 +308,10 @@ NONSENSE = [
     (lambda: Outer(momentum_points=((1.5, 0.1),), total_steps=9), "momentum_points must be at shares .* up to 1, got"),
     (lambda: Outer(lr_points=((1, 0),), total_steps=9), "lr_points must have values above 0 and finite, got"),
     (lambda: Outer(momentum_points=((1, 1),), total_steps=9), "must have values at least 0 and below 1, got"),
-    (lambda: Outer(every=2), "every counts rounds between steps of the momentum, got 2 without a momentum; set one"),
+    (
+        lambda: Outer(every=2),
+        "every counts rounds between steps of the momentum, got 2 without a momentum; set one, or every=1",
+    ),
     (lambda: LocalSteps(period=2, pace="free", outer=FALLING), "no points at a free pace, where ranks are at steps of"),
     (
         lambda: After(steps=2, first=AllReduce(), then=LocalSteps(period=2), gathers_momentum=True),

@@ -62,23 +62,22 @@ class Dion(OwnOptimizer):
         eps: float = 1e-8,
         adjust_lr_fn: Literal["match_rms_adamw"] | None = None,
     ) -> None:
-        if lr < 0 or eps < 0 or weight_decay < 0:
-            raise ValueError(f"lr, eps and weight_decay must be at least 0, got {lr}, {eps} and {weight_decay}.")
-        if rank < 1 or not 0 <= momentum < 1:
-            raise ValueError(
-                f"rank must be at least 1, momentum at least 0 and below 1, got {rank} and {momentum}; 0 is for an "
-                "exchange that keeps the momentum."
-            )
-        if adjust_lr_fn not in (None, "match_rms_adamw"):
-            raise ValueError(f"adjust_lr_fn must be None or 'match_rms_adamw', got {adjust_lr_fn!r}.")
         settings = {"lr": lr, "rank": rank, "momentum": momentum, "weight_decay": weight_decay, "eps": eps}
         super().__init__(params, {**settings, "adjust_lr_fn": adjust_lr_fn})
-        for p in (p for group in self.param_groups for p in group["params"]):
-            if p.ndim != 2 or p.is_complex() or hasattr(p, "placements"):  # as those of a DTensor
-                raise ValueError(
-                    f"Dion steps whole matrices of real numbers, but got a {type(p).__name__} of {p.dtype} with the "
-                    f"shape {tuple(p.shape)}; give it to another optimizer, as in [Dion(matrices), AdamW(others)]."
-                )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of matrices, with settings of its own or the defaults.
+
+        Raises:
+            ValueError: As for the constructor; nothing has changed.
+
+        """
+        super().add_param_group(param_group)
+        try:
+            _check_group(self.param_groups[-1])
+        except ValueError:
+            self.param_groups.pop()
+            raise
 
     def _step_group(self, group: dict[str, Any]) -> None:
         for w in group["params"]:
@@ -93,16 +92,39 @@ class Dion(OwnOptimizer):
         state: dict[str, Any] = self.state[w]
         exact = torch.promote_types(w.dtype, torch.float32)  # 16 bits are too few for orthogonal columns
         if "q" not in state:
-            state["q"] = first_factor(r, m).to(w.device)  # columns lie as rows
+            state["q"] = first_factor(r, m).to(w)  # of its type, to which torch rounds what it loads; columns are rows
         if mu and "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(w)
         momentum = state["momentum_buffer"].add_(g) if mu else g
         whole = momentum.to(exact)
-        p, _ = torch.linalg.qr(whole @ state["q"].to(exact).T)
+        before = state["q"].to(exact)
+        p, _ = torch.linalg.qr(whole @ before.T)
         right = p.T @ whole
         if mu:
             momentum.sub_((p @ right).to(w.dtype), alpha=1 - mu)
-        state["q"] = right / (torch.linalg.vector_norm(right, dim=1, keepdim=True) + group["eps"])
+        lengths = torch.linalg.vector_norm(right, dim=1, keepdim=True)
+        q = right / (lengths + group["eps"])
+        state["q"] = torch.where(lengths > 0, q, before).to(w.dtype)  # zeros would find no direction in the next step
         scale = math.sqrt(n / m) if group["adjust_lr_fn"] is None else 0.2 * math.sqrt(n * m / r)
         w.mul_(1 - group["lr"] * group["weight_decay"])
-        w.sub_((p @ state["q"]).to(w.dtype), alpha=group["lr"] * scale)
+        w.sub_((p @ q).to(w.dtype), alpha=group["lr"] * scale)
+
+
+def _check_group(group: dict[str, Any]) -> None:
+    """Raise ValueError for settings out of their ranges, and for what is no matrix."""
+    lr, eps, weight_decay, rank, momentum = (group[k] for k in ("lr", "eps", "weight_decay", "rank", "momentum"))
+    if lr < 0 or eps < 0 or weight_decay < 0:
+        raise ValueError(f"lr, eps and weight_decay must be at least 0, got {lr}, {eps} and {weight_decay}.")
+    if rank < 1 or not 0 <= momentum < 1:
+        raise ValueError(
+            f"rank must be at least 1, momentum at least 0 and below 1, got {rank} and {momentum}; 0 is for an "
+            "exchange that keeps the momentum."
+        )
+    if group["adjust_lr_fn"] not in (None, "match_rms_adamw"):
+        raise ValueError(f"adjust_lr_fn must be None or 'match_rms_adamw', got {group['adjust_lr_fn']!r}.")
+    for p in group["params"]:
+        if p.ndim != 2 or p.is_complex() or hasattr(p, "placements"):  # as those of a DTensor
+            raise ValueError(
+                f"Dion steps whole matrices of real numbers, but got a {type(p).__name__} of {p.dtype} with the "
+                f"shape {tuple(p.shape)}; give it to another optimizer, as in [Dion(matrices), AdamW(others)]."
+            )

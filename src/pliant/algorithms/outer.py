@@ -124,11 +124,7 @@ def pier(
     """
     warmup_steps = max(1, total_steps // 10) if warmup_steps is None else warmup_steps
     outer = _outer(period, outer_lr, outer_momentum, total_steps, num_ranks)
-    if not outer.momentum:
-        raise ValueError(
-            f"pier is about an outer momentum, for which {total_steps} steps in periods of {period} are too few; set "
-            "outer_momentum or a shorter period, or use local_sgd."
-        )
+    _require_momentum(outer, period, "pier is about an outer momentum", "use local_sgd")
     if not 0 < warmup_steps < total_steps:
         raise ValueError(
             f"pier begins with a warm-up that ends within the training, but warmup_steps is {warmup_steps} of "
@@ -191,7 +187,10 @@ def delayed_nesterov(
     4
 
     """
-    outer = replace(_outer(period * every, outer_lr, outer_momentum, total_steps, num_ranks), every=every)
+    outer = _outer(period * every, outer_lr, outer_momentum, total_steps, num_ranks)
+    if every > 1:
+        _require_momentum(outer, period * every, "delayed_nesterov delays an outer momentum", "use async_average")
+    outer = replace(outer, every=every)
     return LocalSteps(period=period, averaging=averaging_of(averaging), outer=outer, pace="free", weighted=True)
 
 
@@ -242,3 +241,12 @@ def _outer(period: int, lr: float | None, momentum: float | None, total_steps: i
     if momentum is None:
         momentum = outer_momentum_for(total_steps, period) if total_steps else 0.9
     return Outer(lr=outer_lr_for(num_ranks) if lr is None else lr, momentum=momentum, total_steps=total_steps)
+
+
+def _require_momentum(outer: Outer, period: int, what: str, instead: str) -> None:
+    """Raise ValueError where the momentum that an algorithm needs is 0, as it is in a training of few periods."""
+    if not outer.momentum:
+        raise ValueError(
+            f"{what}, for which {outer.total_steps} steps in periods of {period} are too few; set outer_momentum or a "
+            f"shorter period, or {instead}."
+        )

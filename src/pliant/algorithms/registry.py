@@ -87,18 +87,27 @@ def _momentum(optimizer: HasGroups) -> Mapping[str, Any]:
 
 
 def _rank(optimizer: HasGroups) -> Mapping[str, Any]:
-    """Return the largest rank to which an optimizer's groups orthogonalize, if they have one."""
-    ranks = [int(group["rank"]) for group in optimizer.param_groups if "rank" in group]
-    return {"rank": max(ranks)} if ranks else {}
+    """Return the rank to which an optimizer's groups orthogonalize, if they have one."""
+    ranks = sorted({int(group["rank"]) for group in optimizer.param_groups if "rank" in group})
+    if len(ranks) > 1:
+        raise ValueError(
+            f"dion by name takes the rank of the optimizer, whose groups have {' and '.join(map(str, ranks))}; give "
+            f"each its own, as in partition({{'blocks.*': dion({ranks[0]}), '*': dion({ranks[-1]})}})."
+        )
+    return {"rank": ranks[0]} if ranks else {}
 
 
 def _power(optimizer: HasGroups) -> Mapping[str, Any]:
     return {"power": 0 if is_adaptive(optimizer) else None}
 
 
+_OF_ADAPTIVE = ("betas", "beta2_decay", "centered", "initial_accumulator_value", "rho", "etas")
+"""Settings by which adaptive optimizers are known: Adam, Adafactor, RMSprop, Adagrad, Adadelta, Rprop."""
+
+
 def is_adaptive(optimizer: HasGroups) -> bool:
-    """Say whether an optimizer divides by what it has seen of the gradient's size: one that has betas, such as Adam."""
-    return any("betas" in group for group in optimizer.param_groups)
+    """Say whether an optimizer divides by what it has seen of the gradient's size, as Adam and RMSprop do."""
+    return any(name in group for group in optimizer.param_groups for name in _OF_ADAPTIVE)
 
 
 _PERIODS = (8, 16, 32, 64)

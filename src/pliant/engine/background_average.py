@@ -92,6 +92,9 @@ class BackgroundAverage(AmongAll):
             return
         if step == self._until:
             self.reset_reference()
+            self._weighed = self._counted or step - self._begun  # what a warm-up has done counts in no average
+            for part in self._parts:
+                part.last = step
         self._post(step)
         with self._changed:
             self._is_open = True

@@ -13,6 +13,9 @@ __all__ = ["converter", "resize", "state_of_rank"]
 _ANEW = ("counters", "slots", "random", "shards", "optimizer", "owned", "gathered")
 """Keys that are made for the new ranks; all others are those of the first rank."""
 
+_OF_WEIGHTS = ("weights", "averages", "pairs")
+"""Words with which the keys of exchanges of weights begin."""
+
 
 def resize(states: Sequence[Mapping[str, Any]], size: int, *, num_shards: int | None = None) -> list[dict[str, Any]]:
     """Return the states with which `size` ranks continue where others have stopped, in the order of ranks.
@@ -141,7 +144,8 @@ def state_of_rank(state: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
 
 
 def _is_of_ranks(own: Mapping[str, Any]) -> bool:
-    return "weights" in own or (bool(own["optimizer"]["state"]) and "owned" not in own)
+    between_steps = any(key.split(" ")[0] in _OF_WEIGHTS for key in own)
+    return between_steps or (bool(own["optimizer"]["state"]) and "owned" not in own)
 
 
 def _whole_optimizer(own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

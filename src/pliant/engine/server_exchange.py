@@ -55,6 +55,10 @@ class ServerExchange(WithPartners):
             self._meets = True
         super().settle(step)
 
+    def after_load(self) -> None:
+        """Forget how far the fastest rank was, since all may be at an earlier step now."""
+        self._furthest, self._period_now = 0, self._node.period
+
     def explain(self) -> str:
         """Say where this rank's changes go, and what it serves."""
         size, node = self._comm.size, self._node
@@ -99,7 +103,7 @@ class ServerExchange(WithPartners):
             self._furthest = max(self.told_steps, steps)
             if self._node.scaled:
                 self._period_now = max(1, -(-self._node.period * self.steps // self._furthest))
-        super().end_exchange(seconds, steps)
+        super().end_exchange(seconds, self._furthest)
         self._push()
 
     def _push(self) -> None:

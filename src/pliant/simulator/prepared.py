@@ -28,7 +28,7 @@ from pliant.simulator.sparse_rows import SparseRows
 from pliant.simulator.timed_exchange import TimedExchange, one_exchange, timed_exchange
 from pliant.simulator.traffic import inside_groups, traffic_beside_shards
 from pliant.simulator.turns import num_turns
-from pliant.spec import Exchange, Sharded, SyncPlan, Timing, Workload, averaged_states
+from pliant.spec import Exchange, RegionServers, Sharded, SyncPlan, Timing, Workload, averaged_states
 
 __all__ = ["PreparedPlan", "TimedWeightExchange", "prepare"]
 
@@ -55,6 +55,12 @@ class TimedWeightExchange:
     def in_pairs(self) -> bool:
         """Whether two ranks exchange at a time."""
         return self.part.node.meets_in_pairs
+
+    @property
+    def follows_fastest(self) -> bool:
+        """Whether a period is that of the fastest rank, and has fewer steps of a slower one."""
+        core = self.part.node.core
+        return isinstance(core, RegionServers) and core.scaled
 
 
 @dataclass(frozen=True, kw_only=True)

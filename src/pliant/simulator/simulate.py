@@ -182,12 +182,15 @@ def _run_free(prepared: PreparedPlan, stepper: Stepper, wanted: int) -> Simulate
 
     An average of all begins with a step of any rank once the one before is over; each rank asks for exchanges in pairs
     at its own steps. So the interval between two is as many whole steps of a rank as the exchange takes, or as the
-    plan's period: steps of the fastest for an average, of each rank for its pairs.
+    plan's period: steps of the fastest for an average, and where slower ranks follow it; else of each for its pairs.
     """
     context, overheads, workload = prepared.context, prepared.context.overheads, prepared.context.workload
     whole_s = workload.compute_s
     paces_s = whole_s * np.array(context.slowdown)  # (num_ranks,)
-    every = min(mixed.part.timing.period for mixed in prepared.weights)
+    period = min(mixed.part.timing.period for mixed in prepared.weights)
+    every = np.full(context.num_ranks, float(period))  # steps of each rank
+    if whole_s and all(mixed.follows_fastest for mixed in prepared.weights):
+        every = np.ceil(period * paces_s.min() / paces_s - 1e-9)
     each = [mixed.tasks[turn % len(mixed.tasks)] for turn in range(_MOST_TURNS) for mixed in prepared.weights]
     each += [prepared.meet] * _MOST_TURNS if prepared.meet is not None else []
     exchange_s = sum(exchanged.seconds for exchanged in each) / _MOST_TURNS
@@ -211,8 +214,8 @@ def _run_free(prepared: PreparedPlan, stepper: Stepper, wanted: int) -> Simulate
         exchange_s=exchange_s * per_step * _MOST_TURNS,
         codec_s=per_step * sum(float(exchanged.of.codec_s[exchanged.index]) for exchanged in each),
         sent_bytes=tuple(sent.tolist()),
-        period=every,
-        critical_path=(("compute", step_s * every),),
+        period=period,
+        critical_path=(("compute", step_s * period),),
         counted={"compute_s": step_s},
         prepared=prepared,
         stepper=stepper,

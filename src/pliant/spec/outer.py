@@ -47,7 +47,8 @@ class Outer:
         require(
             self.every == 1 or self.has_momentum,
             "Outer",
-            f"every counts rounds between steps of the momentum, got {self.every} without a momentum; set one.",
+            f"every counts rounds between steps of the momentum, got {self.every} without a momentum; set one, or "
+            "every=1.",
         )
 
     @property

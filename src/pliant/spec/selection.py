@@ -36,8 +36,8 @@ class Selection:
     """Most elements of a block, which is a segment of one row of a parameter; 0 for whole rows, such as the weights of
     an output channel or a neuron."""
     power: float | None = None
-    """p of the score h^p |u|^2, h the curvature; None for 0 under optimizers that divide by a variance (those with
-    betas, such as Adam), where the weighting cancels, and 1 under others."""
+    """p of the score h^p |u|^2, h the curvature; None for 0 under optimizers that divide by a variance (such as Adam
+    and RMSprop), where the weighting cancels, and 1 under others."""
     agreement: Annotated[Agreement, Tried(("leader", "global", "local"))] = "leader"
     """"global": ranks add up scores and select alike; "leader": one rank selects for all; "local": each for itself."""
     topology: Topology | None = None

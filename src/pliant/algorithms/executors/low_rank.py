@@ -53,8 +53,14 @@ class LowRankExecutor:
         state.workspace(bucket.flat, state.flat[self._kept], state.of.get("q", {}))
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
-        """Refuse a second momentum in the optimizer."""
+        """Refuse a second momentum in the optimizer, and another rank than that of the momentum that comes."""
         check_single_momentum(self.node.momentum, optimizer)
+        ranks = sorted({int(group["rank"]) for group in optimizer.param_groups if "rank" in group})
+        if self.node.momentum and ranks and self.node.rank not in ranks:
+            raise ValueError(
+                f"the optimizer steps along {' or '.join(map(str, ranks))} directions of a matrix, but this algorithm "
+                f"hands over momenta of rank {self.node.rank}: some would get lost, or be rounding; give both one rank."
+            )
 
     @property
     def _kept(self) -> str:
