@@ -352,8 +352,10 @@ def two_optimizers(place, what, overflows, *, fused, wrapped, skipped=(2, 3, 7),
             x, y = batch(place.rank, step)
             for each in optimizers:
                 each.zero_grad()
-            scaler.scale(nn.functional.cross_entropy(held(x), y)).backward()
-            for k in overflows if place.rank == 1 and step in skipped else ():
+            overflow = overflows if place.rank == 1 and step in skipped else ()
+            loss = nn.functional.cross_entropy(held(x), y)
+            scaler.scale(loss * torch.inf if len(overflow) == 2 else loss).backward()
+            for k in overflow:
                 parts[k][0].grad.fill_(torch.inf)
             for each in (optimizers[step % 3 == 2 :][:1]) if in_turns else optimizers:
                 scaler.step(each)

@@ -90,7 +90,7 @@ class LossScale:
         A scaler forgets its notes in its update, but not those that are held here. Of steps between two updates that
         were all skipped, with no pass noticed before them, nothing is known.
         """
-        if self._scaler is None:
+        if self._scaler is None or not self._scaler.is_enabled():
             return []
         skipped: list[Optimizer] = []
         for steps in (self._steps, steps_since_update(self._scaler)):

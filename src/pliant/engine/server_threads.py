@@ -107,8 +107,7 @@ class ServerThreads:
 
     def send(self, gradients: Mapping[str, Tensor], step: int) -> None:
         """Send gradients to the owners, by parameter; zeros for those that have none."""
-        if self._staleness > 0:
-            self._take()
+        self._take()
         for rank, held in self._held.items():
             given = [(own, gradients.get(own.name)) for own in held]
             whole = [(own, torch.zeros_like(own.parameter) if g is None else g) for own, g in given]

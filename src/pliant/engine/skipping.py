@@ -35,10 +35,11 @@ class CountsSkips:
             self._dispatcher.overflowed = False  # gone, and no step has used them
             if scale.is_sought:
                 scale.skip()
-        if skipped := scale.pop_skipped(self._step_hooks.members):
+        missed, members = scale.take_skips(in_part=self._step_hooks.is_in_part), self._step_hooks.members
+        # Before the first step nobody knows of the scaler, nor that optimizers might step in turns.
+        if skipped := [*members] * missed if scale.is_sought else scale.pop_skipped(members):
             for part in self._executor.parts:
                 part.steps_skipped(skipped, self._dispatcher.step)
-        missed = scale.take_skips(in_part=self._step_hooks.is_in_part)
         for _ in range(missed if any(part.makes_up_for_skips for part in self._executor.parts) else 0):
             self._step_hooks.end_skipped()
 
