@@ -1,5 +1,6 @@
 """Waiting for what other threads and processes do. How long that takes is never asserted."""
 
+import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -43,4 +44,16 @@ def made_up_clock() -> SimpleNamespace:
     return clock
 
 
-__all__ = ["COMPILES_IN_THREADS", "PATIENCE_S", "dawdle", "made_up_clock", "until"]
+class Scripted(threading.Condition):
+    """A condition on which nobody waits: the next of some events happens instead, and then the time is up."""
+
+    def __init__(self, *events: Callable[[], object]) -> None:
+        super().__init__()
+        self.events = list(events)
+
+    def wait_for(self, predicate, timeout=None):
+        self.events.pop(0)()
+        return predicate()
+
+
+__all__ = ["COMPILES_IN_THREADS", "PATIENCE_S", "Scripted", "dawdle", "made_up_clock", "until"]

@@ -508,3 +508,32 @@ def test_a_secret_that_others_may_read_is_refused_before_anything_is_said(secret
             new_run(place, "gossip", elastic=pliant.Elastic(secret_file=secret))
 
     pliant.run_world(2, body, timeout_s=20)
+
+
+def test_a_last_step_that_a_scaler_skips_on_one_rank_is_counted_before_it_leaves(monkeypatch):
+    """Else the others wait for it in the exchange after that step, until it hangs up."""
+    agree, said = ElasticGroup.agree, []
+
+    def noted(self, *, step, sound, closing):
+        if closing:
+            said.append((self.rank, step))
+        return agree(self, step=step, sound=sound, closing=closing)
+
+    monkeypatch.setattr(ElasticGroup, "agree", noted)
+
+    def body(place):
+        optimizer, run = new_run(place, pliant.local_sgd(2), nonfinite="propagate")
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+        with run:
+            for k in range(4):
+                x, y = batch(place.rank, k)
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(run.model(x), y)
+                scaler.scale(loss * torch.inf if place.rank == 1 and k == 3 else loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        return weights(run.model)
+
+    one, other = pliant.run_world(2, body, timeout_s=60)
+    assert set(said) == {(0, 4), (1, 4)}
+    assert torch.equal(one, other)

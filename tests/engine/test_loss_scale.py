@@ -339,6 +339,32 @@ def test_a_step_whose_update_a_fused_optimizer_leaves_out_counts_once(name, wrap
     assert one.isfinite().all()
 
 
+def two_optimizers(place, what, overflows, *, fused, wrapped, skipped=(2, 3, 7), in_turns=False):
+    """Train with two, of which rank 1's overflow in some steps; all make each step, or the second each third alone."""
+    ddp = new_ddp(place, model=Branching, find_unused_parameters=True)
+    held = ddp if wrapped else ddp.module
+    parts = [[ddp.module.first.weight, ddp.module.second.weight], [ddp.module.first.bias, ddp.module.second.bias]]
+    optimizers = [torch.optim.SGD(part, lr=0.1, fused=how) for part, how in zip(parts, fused, strict=True)]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    group = {} if wrapped else {"group": place.process_group}
+    with pliant.relax(held, optimizers, what, nonfinite="propagate", timeout_s=20, **group) as run:
+        for step in range(8):
+            x, y = batch(place.rank, step)
+            for each in optimizers:
+                each.zero_grad()
+            overflow = overflows if place.rank == 1 and step in skipped else ()
+            loss = nn.functional.cross_entropy(held(x), y)
+            scaler.scale(loss * torch.inf if len(overflow) == 2 else loss).backward()
+            for k in overflow:
+                parts[k][0].grad.fill_(torch.inf)
+            for each in (optimizers[step % 3 == 2 :][:1]) if in_turns else optimizers:
+                scaler.step(each)
+            scaler.update()
+        run.consolidate()
+        assert in_turns or run.steps == 8
+    return weights(ddp)
+
+
 @pytest.mark.parametrize("wrapped", [True, False])
 @pytest.mark.parametrize("fused", [(False, False), (True, False), (False, True)], ids=str)
 @pytest.mark.parametrize("overflows", [(0,), (1,), (0, 1)], ids=str)
@@ -346,30 +372,65 @@ def test_a_step_that_some_of_two_optimizers_skip_counts_once(overflows, fused, w
     """Those that a scaler calls make a part of it, which ends where the rank goes on, and not with the next step."""
 
     def body(place):
-        ddp = new_ddp(place, model=Branching, find_unused_parameters=True)
-        held = ddp if wrapped else ddp.module
-        parts = [[ddp.module.first.weight, ddp.module.second.weight], [ddp.module.first.bias, ddp.module.second.bias]]
-        optimizers = [torch.optim.SGD(part, lr=0.1, fused=how) for part, how in zip(parts, fused, strict=True)]
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
-        group = {} if wrapped else {"group": place.process_group}
-        with pliant.relax(held, optimizers, pliant.local_sgd(2), nonfinite="propagate", timeout_s=20, **group) as run:
-            for step in range(8):
-                x, y = batch(place.rank, step)
-                for each in optimizers:
-                    each.zero_grad()
-                scaler.scale(nn.functional.cross_entropy(held(x), y)).backward()
-                for k in overflows if place.rank == 1 and step in (2, 3, 7) else ():
-                    parts[k][0].grad.fill_(torch.inf)
-                for each in optimizers:
-                    scaler.step(each)
-                scaler.update()
-            run.consolidate()
-            assert run.steps == 8
-        return weights(ddp)
+        return two_optimizers(place, pliant.local_sgd(2), overflows, fused=fused, wrapped=wrapped)
 
     one, other = pliant.run_world(2, body, timeout_s=60)
     assert torch.equal(one, other)
     assert one.isfinite().all()
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize("skipped", [(2, 3, 7), (0, 1)], ids=str)
+@pytest.mark.parametrize("fused", [(False, False), (True, False)], ids=str)
+@pytest.mark.parametrize("overflows", [(0,), (1,), (0, 1)], ids=str)
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_owners_at_a_free_pace_hear_of_a_step_that_some_of_two_optimizers_skip(
+    staleness, overflows, fused, skipped, wrapped
+):
+    """Else two ranks wait for each other, each in another optimizer's step."""
+
+    def body(place):
+        what = pliant.bounded_staleness(staleness)
+        return two_optimizers(place, what, overflows, fused=fused, wrapped=wrapped, skipped=skipped)
+
+    one, other = pliant.run_world(2, body, timeout_s=60)
+    assert torch.equal(one, other)
+    assert one.isfinite().all()
+
+
+def test_owners_at_a_free_pace_hear_of_skipped_steps_of_optimizers_in_turns():
+    def body(place):
+        what, fused = pliant.bounded_staleness(0), (False, False)
+        return two_optimizers(place, what, (0,), fused=fused, wrapped=True, skipped=(1, 3, 6), in_turns=True)
+
+    one, other = pliant.run_world(2, body, timeout_s=60)
+    assert torch.equal(one, other)
+    assert one.isfinite().all()
+
+
+def test_a_step_that_one_rank_skips_is_a_gradient_of_zero_from_it():
+    """Beside two models by hand, whose gradients are averaged."""
+    skipped = {3, 4}
+
+    def body(place):
+        return alone_steps(place, pliant.bounded_staleness(0), skipped, 8, find_unused_parameters=True)
+
+    def by_hand(place):
+        ddp = new_ddp(place, model=Branching)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        for step in range(8):
+            x, y = batch(place.rank, step)
+            optimizer.zero_grad()
+            with ddp.no_sync():
+                nn.functional.cross_entropy(ddp(x), y).backward()
+            for p in ddp.module.first.parameters():
+                p.grad.mul_(0.0 if place.rank == 1 and step in skipped else 0.5)
+                place.comm.all_reduce(p.grad).wait()
+            optimizer.step()
+        return weights(ddp)
+
+    for got, wanted in zip(pliant.run_world(2, body, timeout_s=60), pliant.run_world(2, by_hand), strict=True):
+        assert torch.allclose(got, wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize("what", ["acco", "sharded_optimizer", "bounded_staleness(0)"])

@@ -11,8 +11,10 @@ from torch import nn
 import pliant
 from models import Net, batch, new_ddp, train, weights
 from pliant.codecs import MinMax8, Sign, TopK
+from pliant.engine.messages import Message
+from pliant.engine.server_state import SharedShard
 from pliant.engine.server_threads import ServerThreads
-from waiting import dawdle, until
+from waiting import Scripted, dawdle, until
 
 sizes = pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.extended) for size in (2, 4))])
 
@@ -295,6 +297,63 @@ def test_coded_gradients_need_as_many_bytes_as_their_payloads():
     assert 0.6 < sent / (steps * (size - 1) * both) < 1.05  # the last answers are on their way; blocks are padded
 
 
+class TwoWays(nn.Module):
+    """Uses one of two layers, as it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.ways, self.way = nn.ModuleList(nn.Linear(16, 40) for _ in range(2)), 0
+
+    def forward(self, x):
+        return self.ways[self.way](x.flatten(1))
+
+
+def train_two_ways(place, what, ways, *, plain):
+    """Train with the layer that is named for each step; return the weights of both."""
+    ddp = new_ddp(place, model=TwoWays, find_unused_parameters=True)
+    held = ddp.module if plain else ddp
+    made = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    with pliant.relax(held, made, what, group=place.process_group if plain else None, timeout_s=20):
+        for step, way in enumerate(ways):
+            ddp.module.way = way
+            train(held, made, place.rank, [step])
+    return [weights(each) for each in ddp.module.ways]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_parameters_that_no_rank_has_used_are_left_alone(plain):
+    """A momentum and a decay of weights would move them without a gradient."""
+    ways = [0, 0, 1, 1, 0, 1, 0, 0]
+
+    def body(place):
+        served = train_two_ways(place, pliant.bounded_staleness(0), ways, plain=plain)
+        return torch.cat(served), torch.cat(train_two_ways(place, "allreduce", ways, plain=False))
+
+    for served, exact in pliant.run_world(3, body, timeout_s=60):
+        torch.testing.assert_close(served, exact, rtol=1e-4, atol=1e-5)
+
+
+def test_parameters_that_are_never_used_stay_as_they_are_at_any_pace():
+    def body(place):
+        begun = weights(new_ddp(place, model=TwoWays).module.ways[1])
+        return begun, train_two_ways(place, pliant.bounded_staleness(2), [0] * 6, plain=True)[1]
+
+    for begun, ended in pliant.run_world(3, body, timeout_s=60):
+        assert torch.equal(begun, ended)
+
+
+def test_a_parameter_that_one_rank_alone_uses_is_stepped():
+    """With the mean over all ranks, of which the others' part is zero."""
+
+    def body(place):
+        ways = [place.rank % 2] * 6
+        served = train_two_ways(place, pliant.bounded_staleness(0), ways, plain=True)
+        return torch.cat(served), torch.cat(train_two_ways(place, "allreduce", ways, plain=False))
+
+    for served, exact in pliant.run_world(2, body, timeout_s=60):
+        torch.testing.assert_close(served, exact, rtol=1e-4, atol=1e-5)
+
+
 def test_more_ranks_than_parameters():
     def body(place):
         module = nn.Linear(3, 2)
@@ -328,3 +387,50 @@ def test_who_hangs_up_for_another_is_not_the_one_that_is_named(lost, named):
     )
     ServerThreads._serve(server, 1)
     assert found[0] == named
+
+
+def test_an_error_in_a_thread_that_serves_is_this_ranks_own():
+    """Such as a payload that cannot be decoded: the rank says so at its next step, and tells the others."""
+
+    def broken(*_):
+        raise ArithmeticError("no")
+
+    found = []
+    server = SimpleNamespace(
+        _comm=SimpleNamespace(rank=0),
+        _numel=4,
+        _shard=SimpleNamespace(num_bytes=16),
+        _device=torch.device("cpu"),
+        _asks=SimpleNamespace(exchange=lambda *_, **__: SimpleNamespace(wait=lambda: None)),
+        _shared=SimpleNamespace(serve=broken, fail=lambda rank, why: found.append((rank, why))),
+    )
+    ServerThreads._serve(server, 1)
+    assert found == [(0, "its thread raised ArithmeticError: no")]
+
+
+@pytest.mark.parametrize("others", ["train", "are silent"])
+def test_who_is_done_waits_as_long_as_the_others_train(others):
+    gradient = torch.zeros(4, dtype=torch.uint8)
+    shard = SimpleNamespace(add=lambda *_: None, step=lambda *_: None, read=lambda *_: None)
+    shared = SharedShard(shard, SimpleNamespace(rank=0, size=2, timeout_s=10.0), staleness=1)
+    shared.note(0, gradient)
+    epoch = shared.note(0, None)  # it leaves
+    trains = [lambda: shared.note(1, gradient)] * 5
+    shared._changed = Scripted(*trains, (lambda: shared.note(1, None)) if others == "train" else lambda: None)
+    shared.answer(0, epoch, answer := Message(4, torch.device("cpu")))
+    assert not shared._changed.events
+    assert int(answer.head) == (-1 if others == "train" else 1)
+    assert others == "train" or "has sent nothing while rank 0 waited for it for 9s" in shared.failure[1]
+
+
+def test_who_is_done_asks_its_own_shard_before_messages_that_have_a_timeout():
+    order = []
+    server = SimpleNamespace(
+        _comm=SimpleNamespace(rank=0, size=1),
+        _in={0: None},
+        _epoch=0,
+        _shared=SimpleNamespace(answer=lambda *_: order.append("own shard")),
+        _take=lambda: order.append("messages"),
+    )
+    ServerThreads.finish(server)
+    assert order == ["own shard", "messages"]

@@ -6,6 +6,8 @@ which training makes larger, stays as large as one step makes it.
 
 import itertools
 import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from pliant.engine.background_average import BackgroundAverage
 from pliant.engine.plan_resolution import resolve_plan
 from pliant.engine.round_calls import RoundCalls
 from pliant.spec import Graph, LocalSteps, Outer
-from waiting import until
+from waiting import Scripted, until
 
 LR = 0.05
 STEPS = 20
@@ -558,6 +560,34 @@ def test_a_period_counts_from_the_last_average_whoever_has_called_it():
         return rounds
 
     assert 1 <= max(pliant.run_world(3, body, timeout_s=60)) <= 40 // 9  # a rank may have taken part a step early
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_round_may_take_as_long_as_the_exchanges_of_all_its_buckets(is_silent):
+    """Each of which has the timeout for itself."""
+    rounds = [0, 0]
+    average = SimpleNamespace(
+        _comms=SimpleNamespace(all=SimpleNamespace(timeout_s=1.0)),
+        _calls=SimpleNamespace(last=1, silence=lambda seconds: LookupError(f"{seconds:g}s of silence")),
+        _call=lambda number: None,
+        _raise_error=lambda: None,
+        _round=0,
+        _error=None,
+        _leaving=False,
+        rounds=rounds,
+    )
+
+    def comes(k, by=1):
+        rounds[k] += by
+
+    def ends():
+        average._round = 1
+
+    last = (lambda: comes(1, 0),) if is_silent else (lambda: comes(1), ends, lambda: None)
+    average._changed = Scripted(lambda: comes(0), *last)
+    with pytest.raises(LookupError, match="1s of silence") if is_silent else nullcontext():
+        BackgroundAverage._next_round(average)
+    assert not average._changed.events
 
 
 def test_a_rank_that_does_not_pass_on_a_call_ends_the_others(monkeypatch):

@@ -3,6 +3,7 @@
 import os
 import signal
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from worlds import run
 
 import pliant
+from waiting import until
 
 pytestmark = [pytest.mark.processes]
 
@@ -87,6 +89,22 @@ def test_a_lost_rank_is_named_where_torch_communicates(what, where, in_block, wh
         assert found[rank].startswith("CommError: "), found
         assert f"rank {VICTIM} is gone" in found[rank], found
     assert {rank for rank in (0, 2, 3) if whose in found[rank]} >= by, found
+
+
+def asked_after_the_first_has_ended() -> str:
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
+        store.set("first", str(os.getpid()))
+        return "ended"
+    first = Path("/proc", store.get("first").decode())
+    until(lambda: not first.exists())
+    store.set("asked", "and answered")
+    return store.get("asked").decode()
+
+
+def test_ranks_have_their_store_when_rank_0_has_ended():
+    """In it they find who is lost, in whichever order they look."""
+    assert run(3, asked_after_the_first_has_ended) == ["ended", "and answered", "and answered"]
 
 
 def lost_from_own_exchange() -> str:

@@ -10,13 +10,10 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from pliant.network.store_host import reserve_port
+from torch.distributed import TCPStore
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "processes"))  # one fork server for all tests
 from ranks import _forkserver
-
-_held: list[Any] = []
-"""Ports of the stores of this process's worlds."""
 
 
 def run(
@@ -25,11 +22,14 @@ def run(
     """Run a function of a module on `size` ranks, each a process with a default world over Gloo; return the results.
 
     What one of them raises is raised here with its traceback, and all are ended. Those that are missing may be killed.
+    Their store is here, so that it is there for each of them, whichever ends first.
     """
-    _held.append(reserve_port())
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_held[-1].getsockname()[1]),
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
         "WORLD_SIZE": str(size),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",

@@ -4,7 +4,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from types import FrameType
@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.amp.grad_scaler import OptState
 from torch.distributed import HashStore, PrefixStore, ProcessGroup, Store, distributed_c10d as c10d  # pyright: ignore[reportPrivateImportUsage]
+from torch.optim import Optimizer
 
 from pliant.comm.base import Limit
 from pliant.comm.gloo_private import gloo_group, note_group
@@ -25,9 +27,11 @@ __all__ = [
     "destroy",
     "group_factory",
     "hang_up",
+    "has_ended_step",
     "is_destroyed",
     "liveness_store",
     "scaler_at_work",
+    "steps_since_update",
     "store_of",
     "thread_world",
 ]
@@ -217,3 +221,13 @@ def scaler_at_work() -> torch.amp.GradScaler | None:
             return frame.f_locals["self"]
         frame = frame.f_back
     return None
+
+
+def steps_since_update(scaler: torch.amp.GradScaler) -> Mapping[int, Any]:
+    """Return what a GradScaler notes of each optimizer until its update, which begins another such mapping."""
+    return scaler._per_optimizer_states  # pyright: ignore
+
+
+def has_ended_step(steps: Mapping[int, Any], optimizer: Optimizer) -> bool:
+    """Whether a GradScaler's step() of an optimizer has ended, by such notes: it has made the step, or skipped it."""
+    return id(optimizer) in steps and steps[id(optimizer)]["stage"] is OptState.STEPPED

@@ -183,10 +183,12 @@ class BackgroundAverage(AmongAll):
         limit_s, wanted = self._comms.all.timeout_s, self._round + 1
         self._call(wanted)
         with self._changed:
-            ended = self._changed.wait_for(lambda: self._round >= wanted or self._error is not None, 1.25 * limit_s)
+            exchanges = sum(self.rounds)
+            while not self._changed.wait_for(lambda: self._round >= wanted or self._error is not None, 1.25 * limit_s):
+                if exchanges == sum(self.rounds):  # else a round of many buckets, each of which has the limit
+                    raise self._calls.silence(limit_s)
+                exchanges = sum(self.rounds)
         self._raise_error()
-        if not ended:
-            raise self._calls.silence(limit_s)
         with self._changed:
             self._changed.wait_for(lambda: self._calls.last > self._round or not self._leaving, _PAUSE_S)
 

@@ -107,6 +107,7 @@ class ElasticRun(Run):
         if not self._open or self.tracer.shutdown.over:
             return
         try:
+            self.catch_up()
             self._enduring(lambda: self._executor.hand_back(self._dispatcher.step))
             self._regroup(closing=True)
             if all(member.closing for member in self._party.epoch.members):

@@ -1,12 +1,14 @@
 """Loss scale of a GradScaler: kept gradients are in its unit, and follow when it changes."""
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pliant.comm.torch_private import scaler_at_work
+from pliant.comm.torch_private import has_ended_step, scaler_at_work, steps_since_update
 from pliant.engine.algorithm_state import AlgorithmState
 from pliant.spec import DecoupledMomentum, Exchange
 
@@ -33,6 +35,10 @@ class LossScale:
         """Steps skipped before the scaler was found, as far as they were noticed."""
         self._left_out: dict[int, Tensor] = {}
         """Id of a fused optimizer -> whether it has left out the update of its last step."""
+        self._steps: Mapping[int, Any] = {}
+        """Notes of the scaler on steps, from one of its updates to the next."""
+        self._noticed: set[int] = set()
+        """Ids of optimizers whose step in these notes is known here."""
         self._loaded = False
         """Whether gradients of a saved run are kept in that scale, and its scaler has not been found yet."""
 
@@ -74,8 +80,26 @@ class LossScale:
 
         A fused one is called where gradients overflow too, and leaves out its update: such a step is counted already.
         """
+        self._noticed.add(id(optimizer))
         if (overflows := getattr(optimizer, "found_inf", None)) is not None:
             self._left_out[id(optimizer)] = overflows
+
+    def pop_skipped(self, optimizers: Sequence[Optimizer]) -> list[Optimizer]:
+        """Return, once, of which optimizers the scaler has skipped a step; after `notice`, and before each pass.
+
+        A scaler forgets its notes in its update, but not those that are held here. Of steps between two updates that
+        were all skipped, with no pass noticed before them, nothing is known.
+        """
+        if self._scaler is None or not self._scaler.is_enabled():
+            return []
+        skipped: list[Optimizer] = []
+        for steps in (self._steps, steps_since_update(self._scaler)):
+            if steps is not self._steps:
+                self._steps, self._noticed = steps, set()
+            found = [o for o in optimizers if id(o) not in self._noticed and has_ended_step(steps, o)]
+            self._noticed.update(map(id, found))
+            skipped += found
+        return skipped
 
     def skip(self) -> None:
         """Note a step that was skipped before the first one was made."""

@@ -1,6 +1,6 @@
 """Owners of parts for several optimizers: the parameters of each optimizer have owners of their own."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -133,6 +133,7 @@ class Servers(Part):
     """
 
     keeps_from_joining = "this plan exchanges weights between steps"
+    makes_up_for_skips = True
     lets_ranks_differ = True
 
     def __init__(self, served: Mapping[Optimizer, ServerThreads], tracer: Tracer) -> None:
@@ -143,6 +144,15 @@ class Servers(Part):
         if optimizer in self._served:
             with self._tracer.record_wait():
                 self._served[optimizer].step(optimizer, step)
+
+    def steps_skipped(self, optimizers: Sequence[Optimizer], step: int) -> None:
+        """Send owners a gradient of zero for each step that was skipped, and receive weights."""
+        served = [self._served[each] for each in optimizers if each in self._served]
+        with self._tracer.record_wait():
+            for each in served:
+                each.send({}, step)
+            for each in served:  # in whichever order others ask for these, nobody waits for what was not sent
+                each.receive()
 
     def settle(self, step: int) -> None:
         """Wait until all gradients are used. Collective."""

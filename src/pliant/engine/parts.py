@@ -1,5 +1,6 @@
 """Parts of a run: objects that act at the same moments around the optimizer's steps."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch.optim import Optimizer
@@ -28,6 +29,9 @@ class Part:
 
     def before_step(self, optimizer: Optimizer, step: int) -> None:
         """Prepare for an optimizer that is about to use its gradients; `step` steps are complete."""
+
+    def steps_skipped(self, optimizers: Sequence[Optimizer], step: int) -> None:
+        """React to steps of optimizers that a GradScaler has skipped, maybe on this rank alone. Not collective."""
 
     def optimizer_stepped(self, optimizer: Optimizer, step: int) -> None:
         """React to the step of an optimizer, which may be one of several; `step` steps are complete."""

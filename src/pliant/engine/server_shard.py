@@ -1,6 +1,6 @@
 """Shard of a server: weights that one owner serves, to which gradients are applied as they arrive."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import torch
 from torch import Tensor
@@ -52,10 +52,13 @@ class ServerShard:
         else:
             self._codec.decode_add(gradient, self._sum)
 
-    def step(self, count: int) -> None:
-        """Step with the mean of the `count` gradients that were gathered."""
+    def step(self, count: int, used: Set[str]) -> None:
+        """Step with the mean of the `count` gradients that were gathered, but for parameters that no rank has used.
+
+        Those are all zero, and not in `used`, which are the parameters that this rank has used itself.
+        """
         if self.numel:
-            self._shard.step(1 / count)
+            self._shard.step(1 / count, self._shard.weights.keys() - used)
             self._sum.zero_()
 
     @torch.no_grad()

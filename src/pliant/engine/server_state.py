@@ -1,6 +1,7 @@
 """State of an owner at a free pace, which the thread that computes and those that serve share under one lock."""
 
 import threading
+from collections.abc import Collection
 
 from torch import Tensor
 
@@ -27,6 +28,10 @@ class SharedShard:
         self._clocks = StalenessClock(comm.size, staleness)
         self._in_hand: dict[int, Tensor] = {}
         """At staleness 0, gradients that wait for the others', to be added in the order of ranks: to the bit alike."""
+        self._used: set[str] = set()
+        """Parameters of which this rank itself has sent a gradient that no step has used."""
+        self._num_heard = 0
+        """Messages of all ranks so far."""
         self._changed = threading.Condition()
         """Guards all this, and tells of every change."""
         self.failure: tuple[int, str] | None = None
@@ -44,9 +49,18 @@ class SharedShard:
         with self._changed:
             self._shard.follow_schedule()
 
-    def note(self, rank: int, gradient: Tensor | None) -> int:
-        """Take a rank's gradient, or None if it leaves, and step if that is due; return the epoch in which it came."""
+    def note(self, rank: int, gradient: Tensor | None, used: Collection[str] = ()) -> int:
+        """Take a rank's gradient, or None if it leaves, and step if that is due; return the epoch in which it came.
+
+        Args:
+            rank: The rank.
+            gradient: Its gradient.
+            used: Parameters that have one on this rank, if it is this rank's own.
+
+        """
         with self._changed:
+            self._used.update(used)
+            self._num_heard += 1
             epoch = self._clocks.epoch
             if gradient is None:
                 due = self._clocks.leave(rank)
@@ -71,7 +85,8 @@ class SharedShard:
             self._shard.add(gradient)
         self._in_hand.clear()
         try:
-            self._shard.step(due)
+            self._shard.step(due, self._used)
+            self._used.clear()
         except Exception as error:  # noqa: BLE001  whatever the user's optimizer raises, all ranks must end
             self.fail(self._comm.rank, f"its optimizer raised {type(error).__name__}: {error}")
 
@@ -83,7 +98,11 @@ class SharedShard:
             return self.failure is not None or self._clocks.may_read(rank, epoch)
 
         with self._changed:
-            if not self._changed.wait_for(done, limit_s):
+            heard = self._num_heard
+            while not self._changed.wait_for(done, limit_s):
+                if self._clocks.left[rank] and heard != self._num_heard:  # others train, for as long as they like
+                    heard = self._num_heard
+                    continue
                 me = self._comm.rank  # who waits for another owner itself is not the one that keeps others waiting
                 slowest = self._clocks.slowest_but(me if self.taking and rank != me else -1)
                 self.fail(
@@ -91,6 +110,7 @@ class SharedShard:
                     f"it has sent nothing while rank {rank} waited for it for {limit_s:.3g}s; if it lives, it may be "
                     "evaluating or saving: raise timeout_s",
                 )
+                break
             answer.head.fill_(-1 if self.failure is None else self.failure[0])
             self._shard.read(answer.body)
 

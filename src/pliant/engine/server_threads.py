@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import NoReturn
 
@@ -98,24 +98,31 @@ class ServerThreads:
 
     def step(self, optimizer: Optimizer, step: int) -> None:
         """Send the gradients to the owners, drop them from the user's optimizer, and receive weights."""
-        if self._staleness > 0:
-            self._take()
         parameters = {own.name: own.parameter for held in self._held.values() for own in held}
-        if not unscale(optimizer, parameters.values()):
-            return  # as where a GradScaler skips the step of another optimizer
-        gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in parameters.items()}
+        unscale(optimizer, parameters.values())
+        self.send({name: p.grad for name, p in parameters.items() if p.grad is not None}, step)
+        for parameter in parameters.values():
+            parameter.grad = None
+        self.receive()
+
+    def send(self, gradients: Mapping[str, Tensor], step: int) -> None:
+        """Send gradients to the owners, by parameter; zeros for those that have none."""
+        self._take()
         for rank, held in self._held.items():
-            theirs = [view for own in held for view in own.views(gradients[own.name])]
+            given = [(own, gradients.get(own.name)) for own in held]
+            whole = [(own, torch.zeros_like(own.parameter) if g is None else g) for own, g in given]
+            theirs = [view for own, gradient in whole for view in own.views(gradient)]
             residuals = [] if self._codec is None else [view for own in held for view in self._residuals_of(own)]
             if not self._questions[rank].fill(theirs, residuals, step << 32 | self._comm.rank):
                 raise NonFiniteGradientError(
                     f"in step {step} rank {self._comm.rank} has a NaN or Inf in a gradient, and has not sent it. "
                     "Lower the learning rate or clip."
                 )
-        for parameter in parameters.values():
-            parameter.grad = None
         self._shared.follow_schedule()
-        self._ask(_PUSH)
+        self._ask(_PUSH, gradients.keys())
+
+    def receive(self) -> None:
+        """Write the weights that belong to what was sent last to the model; with a staleness, the next `send` does."""
         if self._staleness == 0:
             self._take()
 
@@ -130,6 +137,9 @@ class ServerThreads:
 
     def finish(self) -> None:
         """Wait until all ranks have left and all gradients are used; then all have equal weights. Collective."""
+        me = self._comm.rank
+        if me in self._in:  # first, since it waits as long as others train, and messages no longer than the timeout
+            self._shared.answer(me, self._epoch, self._in[me])
         self._take()
         if self._comm.size > 1:
             self._comm.barrier()
@@ -177,7 +187,7 @@ class ServerThreads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _ask(self, kind: int) -> None:
+    def _ask(self, kind: int, used: Collection[str] = ()) -> None:
         me = self._comm.rank
         self._asked = asked = []
         for message in self._out.values():
@@ -190,7 +200,7 @@ class ServerThreads:
         except CommError as error:
             self._explain(error)
         if me in self._out:
-            self._epoch = self._shared.note(me, self._out[me].payload if kind == _PUSH else None)
+            self._epoch = self._shared.note(me, self._out[me].payload if kind == _PUSH else None, used)
 
     def _take(self) -> None:
         """Wait for the answers to the last question, and write the weights that came to the model."""
@@ -255,6 +265,8 @@ class ServerThreads:
         except CommError as error:
             began = peer if not error.lost or peer in error.lost else error.lost[0]  # for whom the peer has hung up
             self._shared.fail(began, f"its connection broke ({error})")
+        except Exception as error:  # noqa: BLE001  whatever it is, all ranks must end
+            self._shared.fail(self._comm.rank, f"its thread raised {type(error).__name__}: {error}")
 
     def _post(self, kind: int) -> Work:
         last = {rank: Message(message.payload.numel(), self._device) for rank, message in self._out.items()}

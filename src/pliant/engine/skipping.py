@@ -15,7 +15,9 @@ class CountsSkips:
     """Base of a run that counts steps which a GradScaler has skipped.
 
     Where weights are exchanged, gradients stay with their rank, and so does an overflow. The rank that skips its step
-    takes part in the exchange after it with weights that have not moved, so that all ranks count the same steps.
+    takes part in the exchange after it with weights that have not moved, so that all ranks count the same steps. Owners
+    at a free pace are sent a gradient of zero for each optimizer that was skipped: in the order in which all ranks ask
+    owners, none may be left out, or two ranks wait for each other.
     """
 
     _dispatcher: BucketDispatcher
@@ -33,7 +35,11 @@ class CountsSkips:
             self._dispatcher.overflowed = False  # gone, and no step has used them
             if scale.is_sought:
                 scale.skip()
-        missed = scale.take_skips(in_part=self._step_hooks.is_in_part)
+        missed, members = scale.take_skips(in_part=self._step_hooks.is_in_part), self._step_hooks.members
+        # Before the first step nobody knows of the scaler, nor that optimizers might step in turns.
+        if skipped := [*members] * missed if scale.is_sought else scale.pop_skipped(members):
+            for part in self._executor.parts:
+                part.steps_skipped(skipped, self._dispatcher.step)
         for _ in range(missed if any(part.makes_up_for_skips for part in self._executor.parts) else 0):
             self._step_hooks.end_skipped()
 

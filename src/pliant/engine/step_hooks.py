@@ -45,7 +45,7 @@ class StepHooks:
         catch_up: Callable[[], None],
     ) -> None:
         self._together = optimizer if isinstance(optimizer, JointOptimizer) else None
-        self._members = optimizer.members if isinstance(optimizer, JointOptimizer) else (optimizer,)
+        self.members = optimizer.members if isinstance(optimizer, JointOptimizer) else (optimizer,)
         self._before, self._after, self._complete = before, after, complete
         self._passes, self._in_turns, self._catch_up = passes, in_turns, catch_up
         self._passes_before = 0
@@ -56,7 +56,7 @@ class StepHooks:
         """Members that have made their part of this step."""
         self._hooks = [
             hook
-            for k, member in enumerate(self._members)
+            for k, member in enumerate(self.members)
             for hook in (member.register_step_pre_hook(self._enter(k)), member.register_step_post_hook(self._leave(k)))
         ]
 
@@ -113,7 +113,7 @@ class StepHooks:
             self._begun.discard(k)
             self._after(optimizer)
             self._stepped.add(k)
-            if len(self._stepped) == len(self._members):
+            if len(self._stepped) == len(self.members):
                 self._end()
 
         return hook
