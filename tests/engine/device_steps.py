@@ -89,8 +89,8 @@ def on_device(device):
 class _Rates:
     """What the engine reads of an optimizer."""
 
-    def __init__(self):
-        self.param_groups = [{"lr": 0.05}]
+    def __init__(self, parameters):
+        self.param_groups = [{"lr": 0.05, "betas": (0.9, 0.999), "params": list(parameters)}]
         self.state = {}
 
 
@@ -107,7 +107,7 @@ class StepRun:
         self.parameters = {name: self._bring(torch.randn(shape, generator=generator)) for name, shape in SHAPES.items()}
         self.store = AlgorithmState(self.parameters, dict.fromkeys(SHAPES, node), comms)
         place_owners(self.store, comm.size, {})
-        optimizer = _Rates()
+        optimizer = _Rates(self.parameters.values())
         tracer = Tracer(CPU, comm)
         self.thread = CommThread(device, "gradients", tracer, 3 if device == DEVICE else 1)
         self.dispatcher = BucketDispatcher(self.thread, tracer, PlanOnTrial())
@@ -152,7 +152,7 @@ class StepRun:
             for name, part in zip(names, parts, strict=True):
                 self.parameters[name].sub_(part.view(SHAPES[name]) * 0.05)
                 for state in self._optimizer.state[self.parameters[name]].values():
-                    state.add_(part.view(SHAPES[name]))
+                    state.add_(part.view(SHAPES[name]).square())  # the root is taken of some
         self.dispatcher.step += 1
         for each in self.between:
             each.after_step(step + 1)
