@@ -65,15 +65,15 @@ def run_curves(job: Job) -> None:
 
 
 def run_in_cells(job: Job, kind: str, rate: float) -> None:
-    """Train in each cell, in one world of hosts, what is left there."""
+    """Train in each cell, in one world of hosts, what is left there: first one seed in all cells."""
     cells = {cell["cell"]: cell for cell in read("cell")}
-    for name, mine in itertools.groupby(job.left(kind), key=lambda trial: trial["cell"]):
+    left = sorted(job.left(kind), key=lambda trial: trial["seed"])
+    for (name, _), mine in itertools.groupby(left, key=lambda trial: (trial["cell"], trial["seed"])):
         if not job.has_time():
             return
         with emulate_cluster(topology_of(cells[name]), check=False) as cluster:
             faults = link_faults(cluster.check_links())
-            for _, trials in itertools.groupby(mine, key=lambda trial: trial["seed"]):
-                train(job, list(trials), rate, cluster, {**cells[name], "links_wrong": faults})
+            train(job, list(mine), rate, cluster, {**cells[name], "links_wrong": faults})
 
 
 def main() -> None:
