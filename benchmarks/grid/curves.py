@@ -6,12 +6,14 @@
 First 16-bit DDP trains at learning rates a factor of two apart, three seeds each. The one with the fewest steps to 85 %
 is the rate of all arms with SGD; both neighbours must be worse. Then each arm trains, as processes on loopback. With
 --free, arms at a free pace train in each cell instead, at the same rate (--curves names the file that has it); that
-needs an idle machine and root. A training that failed has a line too: delete it to try again.
+needs an idle machine and root. At 10 Mbit/s ranks wait nearly all of the time, so --cells with a file each may train
+some such cells at once. A training that failed has a line too: delete it to try again.
 """
 
 import itertools
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -64,10 +66,19 @@ def run_curves(job: Job) -> None:
         train(job, list(mine), rate, hosts)
 
 
-def run_in_cells(job: Job, kind: str, rate: float) -> None:
-    """Train in each cell, in one world of hosts, what is left there: first one seed in all cells."""
+def run_in_cells(job: Job, kind: str, rate: float, only: Sequence[str] = ()) -> None:
+    """Train in each cell, in one world of hosts, what is left there: first one seed in all cells.
+
+    Args:
+        job: To which the trials belong.
+        kind: Of the trials.
+        rate: Largest learning rate.
+        only: Names of cells; all if empty.
+
+    """
     cells = {cell["cell"]: cell for cell in read("cell")}
-    left = sorted(job.left(kind), key=lambda trial: trial["seed"])
+    mine = [trial for trial in job.left(kind) if not only or trial["cell"] in only]
+    left = sorted(mine, key=lambda trial: trial["seed"])
     for (name, _), mine in itertools.groupby(left, key=lambda trial: (trial["cell"], trial["seed"])):
         if not job.has_time():
             return
@@ -80,13 +91,14 @@ def main() -> None:
     """Do what the command line asks for."""
     parser = options(__doc__ or "", ["results"])
     parser.add_argument("--free", action="store_true", help="train arms at a free pace, in each cell")
+    parser.add_argument("--cells", nargs="+", default=(), metavar="NAME", help="with --free: these cells alone")
     parser.add_argument("--curves", type=Path, help="with --free: file of the other curves, which has the rate")
     given = parser.parse_args()
     if given.free and given.curves is None:
         parser.error("--free trains at the rate that the other curves have found; name their file with --curves.")
     job = Job(given.results, FREE_KINDS if given.free else KINDS, given.seconds, most=given.most)
     if given.free and not given.list:
-        run_in_cells(job, "free", best_rate(Job(given.curves, KINDS).lines.of_kind("rate")))
+        run_in_cells(job, "free", best_rate(Job(given.curves, KINDS).lines.of_kind("rate")), given.cells)
     elif not given.list:
         run_curves(job)
     print(job.text())
