@@ -6,8 +6,9 @@
 First 16-bit DDP trains at learning rates a factor of two apart, three seeds each. The one with the fewest steps to 85 %
 is the rate of all arms with SGD; both neighbours must be worse. Then each arm trains, as processes on loopback. With
 --free, arms at a free pace train in each cell instead, at the same rate (--curves names the file that has it); that
-needs an idle machine and root. At 10 Mbit/s ranks wait nearly all of the time, so --cells with a file each may train
-some such cells at once. A training that failed has a line too: delete it to try again.
+needs an idle machine and root. Under bounded_staleness ranks wait nearly all of the time at 10 Mbit/s, so that --cells
+and --arms, with a file each, may train it in several such cells at once. A training that failed has a line too: delete
+it to try again.
 """
 
 import itertools
@@ -66,25 +67,26 @@ def run_curves(job: Job) -> None:
         train(job, list(mine), rate, hosts)
 
 
-def run_in_cells(job: Job, kind: str, rate: float, only: Sequence[str] = ()) -> None:
+def run_in_cells(job: Job, kind: str, rate: float, cells: Sequence[str] = (), arms: Sequence[str] = ()) -> None:
     """Train in each cell, in one world of hosts, what is left there: first one seed in all cells.
 
     Args:
         job: To which the trials belong.
         kind: Of the trials.
         rate: Largest learning rate.
-        only: Names of cells; all if empty.
+        cells: Names of cells; all if empty.
+        arms: Names of arms; all if empty.
 
     """
-    cells = {cell["cell"]: cell for cell in read("cell")}
-    mine = [trial for trial in job.left(kind) if not only or trial["cell"] in only]
+    known = {cell["cell"]: cell for cell in read("cell")}
+    mine = [t for t in job.left(kind) if t["cell"] in (cells or known) and t["arm"] in (arms or [t["arm"]])]
     left = sorted(mine, key=lambda trial: trial["seed"])
     for (name, _), mine in itertools.groupby(left, key=lambda trial: (trial["cell"], trial["seed"])):
         if not job.has_time():
             return
-        with emulate_cluster(topology_of(cells[name]), check=False) as cluster:
+        with emulate_cluster(topology_of(known[name]), check=False) as cluster:
             faults = link_faults(cluster.check_links())
-            train(job, list(mine), rate, cluster, {**cells[name], "links_wrong": faults})
+            train(job, list(mine), rate, cluster, {**known[name], "links_wrong": faults})
 
 
 def main() -> None:
@@ -92,13 +94,14 @@ def main() -> None:
     parser = options(__doc__ or "", ["results"])
     parser.add_argument("--free", action="store_true", help="train arms at a free pace, in each cell")
     parser.add_argument("--cells", nargs="+", default=(), metavar="NAME", help="with --free: these cells alone")
+    parser.add_argument("--arms", nargs="+", default=(), metavar="NAME", help="with --free: these arms alone")
     parser.add_argument("--curves", type=Path, help="with --free: file of the other curves, which has the rate")
     given = parser.parse_args()
     if given.free and given.curves is None:
         parser.error("--free trains at the rate that the other curves have found; name their file with --curves.")
     job = Job(given.results, FREE_KINDS if given.free else KINDS, given.seconds, most=given.most)
     if given.free and not given.list:
-        run_in_cells(job, "free", best_rate(Job(given.curves, KINDS).lines.of_kind("rate")), given.cells)
+        run_in_cells(job, "free", best_rate(Job(given.curves, KINDS).lines.of_kind("rate")), given.cells, given.arms)
     elif not given.list:
         run_curves(job)
     print(job.text())
