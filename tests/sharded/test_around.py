@@ -10,10 +10,11 @@ from gpt import adamw, apart, build, loss, train
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from worlds import run
 
 import pliant
+from pliant.comm.fsdp_private import param_groups
 from pliant.spec import Rule, SyncPlan
 
 pytestmark = [pytest.mark.processes]
@@ -147,6 +148,12 @@ def test_a_switch_pays_what_the_old_plan_owes():
         assert found["paid"] == 0
 
 
+def offloaded() -> nn.Module:
+    model = build(offload_policy=CPUOffloadPolicy(pin_memory=False))
+    param_groups(model)[0].raw.device = torch.device("cuda")  # as if it computed there
+    return model
+
+
 def refused() -> dict[str, str]:
     def told(make, what="allreduce", **options) -> str:
         model = make()
@@ -177,7 +184,7 @@ def refused() -> dict[str, str]:
         model.blocks[0].up.to(torch.bfloat16).requires_grad_(False)
         return fully_shard(model)
 
-    half = {"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float16)}
+    half, double = ({"mp_policy": MixedPrecisionPolicy(reduce_dtype=d)} for d in (torch.float16, torch.float64))
     tight = pliant.sharded(gradients="int4", weights="differences(int4)", limit_bytes=1000)
     return {
         "factor": told(with_factor),
@@ -185,6 +192,8 @@ def refused() -> dict[str, str]:
         "meshes": told(mixed_meshes),
         "dtypes": told(mixed_dtypes),
         "fp16": told(lambda: build(**half)),
+        "fp64": told(lambda: build(**double)),
+        "offloaded": told(offloaded),
         "memory": told(build, tight),
         "no codec": told(build, "powersgd"),
         "between steps": told(build, "diloco(4)"),
@@ -206,6 +215,7 @@ def refused_while_open() -> dict[str, str]:
         asks = {
             "resize": lambda: pliant.resize(states, 1),
             "hosts": lambda: run_.switch(pliant.sharded(replicas="onebit")),
+            "again": lambda: pliant.relax(model, adamw(model), pliant.int4(), timeout_s=20),
         }
         for name, ask in asks.items():
             try:
@@ -221,7 +231,9 @@ def test_what_is_not_supported_is_refused_in_one_sentence_on_all_ranks():
         "hook": "'blocks.0' has an all-reduce hook .* Pliant needs that place",
         "meshes": "are divided among different ranks",
         "dtypes": "gathers weights of several types",
-        "fp16": "reduces gradients in float16",
+        "fp16": "reduces gradients in torch.float16",
+        "fp64": "reduces gradients in torch.float64, of which torch scales sums in two steps",
+        "offloaded": "computes on cuda and keeps its shards on the host",
         "memory": "but limit_bytes is 1000; use residual='int8'",
         "no codec": "gradients of a sharded model travel in one codec, but LowRank is more than that",
         "between steps": "travel in one codec, but LocalSteps",
@@ -232,6 +244,7 @@ def test_what_is_not_supported_is_refused_in_one_sentence_on_all_ranks():
         "whole": "the model's are whole on every rank",
         "resize": "but a model that is not divided exchanges neither",
         "hosts": "no two hold the same",
+        "again": "this model already has an open run",
     }
     for found in run(2, refused):
         for name, sentence in sentences.items():

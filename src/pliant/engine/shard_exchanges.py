@@ -18,7 +18,7 @@ from pliant.engine.shard_layout import columns_of
 from pliant.engine.sharded_findings import shard_findings
 from pliant.engine.sharded_model import ShardedModel
 from pliant.engine.tracer import Tracer
-from pliant.layouts.shards import Column, gather_state_bytes, residual_bytes, scatter_state_bytes
+from pliant.layouts.shards import Column, gather_state_bytes, residual_bytes, scatter_payload_bytes
 from pliant.spec import Exchange, Residual, Sharded
 
 __all__ = ["ShardExchanges", "shard_exchanges"]
@@ -47,8 +47,9 @@ class ShardExchanges(Part):
 
     def __init__(self, model: ShardedModel, nodes: Mapping[str, Exchange], tracer: Tracer, *, checks: bool) -> None:
         self._nodes = {name: node for name, node in nodes.items() if isinstance(node, Sharded)}
-        self._model, self.changes = model, 0
-        """Moments so far at which weights may have changed."""
+        self._model, self.changes = model, [0] * len(model.groups)
+        """Moments so far at which weights may have changed, of each parameter group."""
+        self._group_of = {id(p): k for k, group in enumerate(model.groups) for p in group.parameters}
         self._refuse_too_large()
         self._device = next(iter(model.shards.values())).device
         self._scratch = Scratch(self._device)
@@ -90,14 +91,16 @@ class ShardExchanges(Part):
     # - Memory
 
     def bytes_by_kind(self) -> dict[str, int]:
-        """Return what a rank keeps: residuals of gradients, and payloads and copies of weights."""
-        kept = {"gradients": 0, "weights": 0}
+        """Return what a rank keeps: residuals of gradients and their payloads, and payloads and copies of weights."""
+        kept, comm = {"gradients": 0, "payloads": 0, "weights": 0}, self._model.shard_comm
         for group in self._model.groups:
             itemsize = max(dtype.itemsize for dtype in group.gathered_dtypes)
-            names, size = self._model.names_of(group), self._model.shard_comm.size
-            for column in columns_of(group, names, size, self._nodes) if size > 1 else []:
+            names = self._model.names_of(group)
+            for column in columns_of(group, names, comm.size, self._nodes) if comm.size > 1 else []:
                 node = self._nodes[column.name]
-                kept["gradients"] += scatter_state_bytes(node.gradients, sum(column.valid))
+                if node.gradients is not None:
+                    kept["gradients"] += residual_bytes(node.gradients.residual, sum(column.valid))
+                    kept["payloads"] += scatter_payload_bytes(node.gradients, column.valid, comm.rank)
                 kept["weights"] += gather_state_bytes(node.weights, column.valid, itemsize)
         return kept
 
@@ -110,8 +113,8 @@ class ShardExchanges(Part):
         )
         return (
             f"Shards: each of {self._model.num_shards} ranks keeps {kept['gradients'] / 1e6:.3g} MB of residuals of "
-            f"gradients{f' (of residual={others})' if lossy else ''}, and {kept['weights'] / 1e6:.3g} MB of payloads "
-            "and copies of weights."
+            f"gradients{f' (of residual={others})' if lossy else ''}, {kept['payloads'] / 1e6:.3g} MB of their "
+            f"payloads, and {kept['weights'] / 1e6:.3g} MB of payloads and copies of weights."
         )
 
     @property
@@ -126,24 +129,33 @@ class ShardExchanges(Part):
         kept = self.bytes_by_kind()
         if limits and sum(kept.values()) > min(limits):
             raise ValueError(
-                f"the plan keeps {kept['gradients']} bytes of residuals of gradients and {kept['weights']} of payloads "
-                f"and copies of weights on each rank, but limit_bytes is {min(limits)}; use residual='int8' or 'none', "
-                "weights without differences, a larger limit, or a mesh with replicas."
+                f"the plan keeps {kept['gradients']} bytes of residuals of gradients, {kept['payloads']} of their "
+                f"payloads and {kept['weights']} of payloads and copies of weights on each rank, but limit_bytes is "
+                f"{min(limits)}; use residual='int8' or 'none', weights without differences, a larger limit, or a mesh "
+                "with replicas."
             )
 
     # - Moments
 
     def optimizer_stepped(self, optimizer: Optimizer, step: int) -> None:
-        """Note that weights have changed."""
-        self.changes += 1
+        """Note that weights have changed: its own alone, since in backward others are still to be gathered."""
+        held = (id(p) for own in optimizer.param_groups for p in own["params"])
+        for k in {self._group_of[key] for key in held if key in self._group_of}:
+            self.changes[k] += 1
 
     def after_step(self, step: int) -> None:
         """Note that replicas may have exchanged weights."""
-        self.changes += 1
+        self.changes = [count + 1 for count in self.changes]
 
     def after_load(self) -> None:
         """Note that weights were loaded."""
-        self.changes += 1
+        self.weights_changed()
+
+    def weights_changed(self) -> None:
+        """Take back weights that are gathered, since they were written: an evaluation leaves the root's whole."""
+        for k, group in enumerate(self._model.groups):
+            self.changes[k] += 1
+            group.reshard()
 
     def settle(self, step: int) -> None:
         """Wait for gathers that nobody has used yet."""
@@ -162,8 +174,7 @@ class ShardExchanges(Part):
             self._gather_comm.close()
 
     def adopt(self, old: "ShardExchanges") -> None:
-        """Take over the residuals of an earlier plan, for the next exchange, and the count of changes."""
-        self.changes = old.changes + 1
+        """Take over the residuals of an earlier plan, for the next exchange."""
         self.owe(old.debts())
 
     def debts(self) -> list[Tensor | None]:

@@ -79,18 +79,19 @@ class ShardedSource(GradientSource):
         for k, group in enumerate(self._model.groups):
             gather, scatter = exchanges.gathers[k], exchanges.scatters[k]
             group.install(
-                None if gather is None else GatherHook(group, gathering, gather, lambda: exchanges.changes),
+                None if gather is None else GatherHook(group, gathering, gather, lambda k=k: exchanges.changes[k]),
                 None if scatter is None else ReduceScatterHook(group, self._submitter, scatter),
                 self._bucket(k, group, exchanges) if relaxes_replicas and self._model.has_replicas else None,
             )
         for k, (group, following) in enumerate(pairwise(self._model.groups), 1):
             # On CPU nothing is prefetched in forward unless somebody says so, and torch's own gathers block.
             group.prefetch(following if exchanges.gathers[k] is not None else None)
+        self.weights_changed()  # to put a plan in force may have made replicas equal
 
     def weights_changed(self, *_: object) -> None:
         """Note that weights were written, so that gathered ones are not used again."""
         if self._exchanges is not None:
-            self._exchanges.changes += 1
+            self._exchanges.weights_changed()
 
     def close(self) -> None:
         """Leave an ordinary sharded model."""
@@ -101,13 +102,15 @@ class ShardedSource(GradientSource):
     def _bucket(self, index: int, group: ParamGroup, exchanges: ShardExchanges) -> ReplicaHook:
         """Return what hands the reduced shards of a group over to replicas."""
         names, rank = self._model.names_of(group), self._model.shard_rank
-        columns = [c for c in columns_of(group, names, self._model.num_shards, self._model.shards) if c.valid[rank]]
+        row = columns_of(group, names, self._model.num_shards, self._model.shards)
+        columns = [column for column in row if column.valid[rank]]
         return ReplicaHook(
             group,
             self._submitter,
             tuple(column.name for column in columns),
             tuple(tuple(self._model.shards[column.name].shape) for column in columns),
             tuple((column.offset, column.offset + column.valid[rank]) for column in columns),
+            sum(column.padded for column in row),
             index,
             self._receiver.receive,
             exchanges.findings,
