@@ -105,6 +105,32 @@ def test_a_gather_that_is_not_repeated_gives_the_same_weights_to_the_bit(names):
     assert all(found == dict.fromkeys(names, True) for found in run(3, with_and_without_reuse, names))
 
 
+def with_a_scaler() -> list[float]:
+    """Return how far training with a loss scale that doubles after each step is from training without one."""
+    apart_by = []
+    for residual in ("full", "int8"):
+        ends = []
+        for scaler in (torch.amp.GradScaler("cpu", enabled=False), torch.amp.GradScaler("cpu", 4.0, growth_interval=1)):
+            model = build(width=34)
+            optimizer = adamw(model)
+            what = pliant.sharded(gradients="int4", residual=residual)
+            with pliant.relax(model, optimizer, what, nonfinite="propagate", timeout_s=60):
+                for step in range(5):
+                    scaler.scale(loss(model, step)).backward()
+                    scaler.step(optimizer)
+                    scaler.update()
+                    optimizer.zero_grad()
+                ends.append(whole(model))
+        apart_by.append(apart(*ends))
+    return apart_by
+
+
+def test_what_is_owed_follows_the_loss_scale():
+    for full, in_8_bits in run(2, with_a_scaler):
+        assert full < 1e-6
+        assert in_8_bits < 1e-4
+
+
 def in_backward_or_after() -> bool:
     """Weights that are stepped in backward are not sent once more to modules whose backward pass is to come."""
     ends = []

@@ -245,10 +245,15 @@ class ParamGroup:
 
     def reshard(self) -> None:
         """Take back weights that are gathered, also those that nobody has used yet, so that they are gathered anew."""
-        pending, self.raw._all_gather_result = self.raw._all_gather_result, None
+        pending = self.raw._all_gather_result
         if pending is not None and isinstance(pending.all_gather_work, dist.Work):
             pending.all_gather_work.wait()
+        self.forget_gather()
         self.raw._to_sharded()
+
+    def forget_gather(self) -> None:
+        """Let the next pass gather weights anew, and not wait for those that are on their way."""
+        self.raw._all_gather_result = None
 
     def watch(self, explain: Explain) -> None:
         """Explain the errors of what the group communicates, until `restore`."""

@@ -92,22 +92,19 @@ class ShardExchanges(Part):
 
     def bytes_by_kind(self) -> dict[str, int]:
         """Return what a rank keeps: residuals of gradients and their payloads, and payloads and copies of weights."""
-        kept, comm = {"gradients": 0, "payloads": 0, "weights": 0}, self._model.shard_comm
-        for group in self._model.groups:
-            itemsize = max(dtype.itemsize for dtype in group.gathered_dtypes)
-            names = self._model.names_of(group)
-            for column in columns_of(group, names, comm.size, self._nodes) if comm.size > 1 else []:
-                node = self._nodes[column.name]
-                if node.gradients is not None:
-                    kept["gradients"] += residual_bytes(node.gradients.residual, sum(column.valid))
-                    kept["payloads"] += scatter_payload_bytes(node.gradients, column.valid, comm.rank)
-                kept["weights"] += gather_state_bytes(node.weights, column.valid, itemsize)
+        kept = {"gradients": 0, "payloads": 0, "weights": 0}
+        for column, itemsize in self._columns:
+            node = self._nodes[column.name]
+            if node.gradients is not None:
+                kept["gradients"] += residual_bytes(node.gradients.residual, sum(column.valid))
+                kept["payloads"] += scatter_payload_bytes(node.gradients, column.valid, self._model.shard_comm.rank)
+            kept["weights"] += gather_state_bytes(node.weights, column.valid, itemsize)
         return kept
 
     def explain(self) -> str:
         """Say in a sentence what a rank keeps for its shards."""
         kept = self.bytes_by_kind()
-        lossy = [c for c in self._columns if (g := self._nodes[c.name].gradients) is not None and g.codec is not None]
+        lossy = [c for c, _ in self._columns if (setting := self._nodes[c.name].gradients) and setting.codec]
         others = ", ".join(
             f"{kind} {sum(residual_bytes(kind, sum(c.valid)) for c in lossy) / 1e6:.3g}" for kind in get_args(Residual)
         )
@@ -118,21 +115,20 @@ class ShardExchanges(Part):
         )
 
     @property
-    def _columns(self) -> list[Column]:
-        """Places of all parameters that are trained and divided."""
+    def _columns(self) -> list[tuple[Column, int]]:
+        """Places of all parameters that are trained and divided, and bytes of an element that is gathered."""
         model, size = self._model, self._model.shard_comm.size
-        groups = model.groups if size > 1 else []
-        return [c for group in groups for c in columns_of(group, model.names_of(group), size, self._nodes)]
+        groups = [(each, max(d.itemsize for d in each.gathered_dtypes)) for each in model.groups if size > 1]
+        return [(c, n) for each, n in groups for c in columns_of(each, model.names_of(each), size, self._nodes)]
 
     def _refuse_too_large(self) -> None:
         limits = [node.limit_bytes for node in self._nodes.values() if node.limit_bytes]
         kept = self.bytes_by_kind()
         if limits and sum(kept.values()) > min(limits):
             raise ValueError(
-                f"the plan keeps {kept['gradients']} bytes of residuals of gradients, {kept['payloads']} of their "
-                f"payloads and {kept['weights']} of payloads and copies of weights on each rank, but limit_bytes is "
-                f"{min(limits)}; use residual='int8' or 'none', weights without differences, a larger limit, or a mesh "
-                "with replicas."
+                f"the plan keeps {kept['gradients']} bytes of residuals of gradients, {kept['payloads']} of payloads of "
+                f"theirs, and {kept['weights']} of payloads and copies of weights on each rank, but limit_bytes is "
+                f"{min(limits)}; use residual='int8' or 'none', weights without differences, or a larger limit."
             )
 
     # - Moments
@@ -192,6 +188,14 @@ class ShardExchanges(Part):
     def drop_owed(self) -> None:
         """Forget the gradients that an earlier plan left."""
         self.owe([None] * len(self.scatters))
+
+    def rescale(self, factor: float) -> None:
+        """Scale all that is owed by the change of the loss scale."""
+        for scatter, waiting in zip(self.scatters, self._waiting, strict=True):
+            if scatter is not None:
+                scatter.rescale(factor)
+            if waiting is not None:
+                waiting.mul_(factor)
 
     def stats(self) -> dict[str, float]:
         """Return the Euclidean norm of all residuals of this rank, and the time of gathers in their own thread."""

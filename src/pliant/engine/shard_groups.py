@@ -99,6 +99,13 @@ class GroupScatter:
             for kind in part.keys() - {"of"}:
                 part[kind].copy_(saved[key][kind])
 
+    def rescale(self, factor: float) -> None:
+        """Scale all that is owed by the change of the loss scale."""
+        for part in self._parts:
+            part.rescale(factor)
+        if self.owed is not None:
+            self.owed.mul_(factor)
+
     def take_debts(self) -> Tensor | None:
         """Return the residuals of this rank, (size, row_numel), or None if nothing is kept."""
         if self.owed is None and not any(part.state for part in self._parts):

@@ -67,13 +67,17 @@ class Submitter:
 class GatherWork(dist.Work):
     """A gather under way: FSDP2 waits for it before it uses the weights."""
 
-    def __init__(self, handle: TaskHandle) -> None:
+    def __init__(self, handle: TaskHandle, group: ParamGroup) -> None:
         super().__init__()
-        self._handle = handle
+        self._handle, self._group = handle, group
 
     def wait(self, timeout: object = None) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Wait for the task, and raise what it has met; the timeout is the comm's own."""
-        self._handle.wait()
+        try:
+            self._handle.wait()
+        except BaseException:
+            self._group.forget_gather()  # or the next pass would use what was not filled
+            raise
         return True
 
     def is_completed(self) -> bool:
@@ -147,9 +151,8 @@ class GatherHook:
             return self._torch(output_tensor, input_tensor, group, async_op)
         rows, exchange, changes = output_tensor.view(group.size(), -1), self._exchange, self._changes()
         seed = self._submitter.step << 32
-        return GatherWork(
-            self._submitter.submit(self._group.name, "the weights", lambda: exchange(rows, changes, seed))
-        )
+        handle = self._submitter.submit(self._group.name, "the weights", lambda: exchange(rows, changes, seed))
+        return GatherWork(handle, self._group)
 
 
 class ReplicaHook:

@@ -93,6 +93,11 @@ class ShardedSource(GradientSource):
         if self._exchanges is not None:
             self._exchanges.weights_changed()
 
+    def rescale(self, factor: float) -> None:
+        """Scale residuals of reduce-scatters by the change of the loss scale, before the next exchange."""
+        if (exchanges := self._exchanges) is not None:
+            self._comm_thread.submit(lambda: exchanges.rescale(factor))
+
     def close(self) -> None:
         """Leave an ordinary sharded model."""
         for hook in self._hooks:
