@@ -126,8 +126,8 @@ class ShardExchanges(Part):
         kept = self.bytes_by_kind()
         if limits and sum(kept.values()) > min(limits):
             raise ValueError(
-                f"the plan keeps {kept['gradients']} bytes of residuals of gradients, {kept['payloads']} of payloads of "
-                f"theirs, and {kept['weights']} of payloads and copies of weights on each rank, but limit_bytes is "
+                f"the plan keeps {kept['gradients']} bytes of residuals, {kept['payloads']} of payloads of gradients, "
+                f"and {kept['weights']} of payloads and copies of weights on each rank, but limit_bytes is "
                 f"{min(limits)}; use residual='int8' or 'none', weights without differences, or a larger limit."
             )
 

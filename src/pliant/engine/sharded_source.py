@@ -1,7 +1,7 @@
 """The front end of sharded models: FSDP2's gathers and reduce-scatters go through a run's communication thread."""
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -52,7 +52,7 @@ class ShardedSource(GradientSource):
         self._begins, self._trial = weakref.WeakMethod(begins), trial
         self._hooks = [
             module.register_forward_pre_hook(Hook(self._begin)),
-            module.register_load_state_dict_post_hook(Hook(self.weights_changed)),
+            *(each.register_load_state_dict_post_hook(Hook(self.weights_changed)) for each in _holders(module)),
         ]
         self._awaited = False
         """Whether the end of the backward pass that is under way will call us."""
@@ -159,3 +159,9 @@ class ShardedSource(GradientSource):
         for handle, _ in gathered:
             handle.wait()
         return next((error for _, found in gathered for error in found if error is not None), None)
+
+
+def _holders(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield a module and those inside it that have parameters themselves, since parts may be loaded alone."""
+    yield module
+    yield from (each for each in module.modules() if each is not module and [*each.parameters(recurse=False)])
