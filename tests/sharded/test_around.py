@@ -8,6 +8,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from gpt import adamw, apart, build, loss, train
 from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
@@ -154,6 +155,10 @@ def offloaded() -> nn.Module:
     return model
 
 
+def replicated() -> nn.Module:
+    return build(replicate, mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("replicate",)))
+
+
 def refused() -> dict[str, str]:
     def told(make, what="allreduce", **options) -> str:
         model = make()
@@ -198,6 +203,7 @@ def refused() -> dict[str, str]:
         "no codec": told(build, "powersgd"),
         "between steps": told(build, "diloco(4)"),
         "no replicas": told(build, pliant.sharded(replicas="onebit")),
+        "no shards": told(replicated, pliant.sharded(weights="differences(int4)", replicas="onebit")),
         "order": told(build, SyncPlan(rules=(Rule(exchange=pliant.int4()),), order="at_end")),
         "elastic": told(build, elastic=pliant.Elastic()),
         "plans": told(build, "allreduce" if dist.get_rank() else "bytegrad"),
@@ -238,6 +244,7 @@ def test_what_is_not_supported_is_refused_in_one_sentence_on_all_ranks():
         "no codec": "gradients of a sharded model travel in one codec, but LowRank is more than that",
         "between steps": "travel in one codec, but LocalSteps",
         "no replicas": "no two hold the same; leave replicas out",
+        "no shards": r"under replicate\(\) parameters are whole on every rank; say what ranks do by replicas=",
         "order": "hands its gradients over when they are complete; use order='ready'",
         "elastic": "an elastic run goes on with any of its ranks",
         "plans": "give all ranks the same name",

@@ -103,6 +103,11 @@ class ShardedModel:
         """Whether the mesh has a dimension of replicas, even if it is of one rank."""
         return self.groups[0].replica_group is not None
 
+    @property
+    def has_shards(self) -> bool:
+        """Whether the mesh has a dimension among which parameters are divided, even if it is of one rank."""
+        return self.groups[0].shard_group is not None
+
     def steppers(self, by_parameter: Mapping[int, Optimizer]) -> dict[int, Optimizer]:
         """Return shard's id -> the optimizer that holds its parameter, given the same by parameters' ids."""
         found = {key: by_parameter.get(id(parameter)) for key, parameter in self._of_shard.items()}
