@@ -144,11 +144,7 @@ class ShardExchanges(Part):
         self.changes = [count + 1 for count in self.changes]
 
     def after_load(self) -> None:
-        """Note that weights were loaded."""
-        self.weights_changed()
-
-    def weights_changed(self) -> None:
-        """Take back weights that are gathered, since they were written: an evaluation leaves the root's whole."""
+        """Take back gathered weights, since others were loaded or written: an evaluation leaves the root's gathered."""
         for k, group in enumerate(self._model.groups):
             self.changes[k] += 1
             group.reshard()
@@ -210,7 +206,8 @@ class ShardExchanges(Part):
         model, groups = self._model, dict[str, dict[str, Any]]()
         for k, (group, scatter, gather) in enumerate(zip(model.groups, self.scatters, self.gathers, strict=True)):
             owed = self._waiting[k] if scatter is None else scatter.owed
-            kept = {**({} if scatter is None else scatter.state), **({} if gather is None else gather.state)}
+            kept = {} if scatter is None else dict[str, Any](scatter.state)
+            kept |= {} if gather is None else gather.state(self.changes[k])
             if owed is not None:
                 trained = [name for name in model.names_of(group) if name in self._nodes]
                 kept["owed"] = {"rows": owed, "of": {name: torch.tensor(k) for k, name in enumerate(trained)}}
@@ -222,11 +219,11 @@ class ShardExchanges(Part):
     def state(self, saved: Mapping[str, Any]) -> None:
         groups = [saved["groups"].get(group.name, {}) for group in self._model.groups]
         self.owe([kept["owed"]["rows"].to(self._device) if "owed" in kept else None for kept in groups])
-        for kept, scatter, gather in zip(groups, self.scatters, self.gathers, strict=True):
+        for kept, scatter, gather, changes in zip(groups, self.scatters, self.gathers, self.changes, strict=True):
             if scatter is not None:
                 scatter.load(kept)
             if gather is not None:
-                gather.load(kept)
+                gather.load(kept, changes)
 
     def check_state(self, saved: Any, step: int) -> None:
         """Raise ValueError for a state of another mesh, plan or model."""

@@ -91,7 +91,7 @@ class ShardedSource(GradientSource):
     def weights_changed(self, *_: object) -> None:
         """Note that weights were written, so that gathered ones are not used again."""
         if self._exchanges is not None:
-            self._exchanges.weights_changed()
+            self._exchanges.after_load()
 
     def rescale(self, factor: float) -> None:
         """Scale residuals of reduce-scatters by the change of the loss scale, before the next exchange."""
