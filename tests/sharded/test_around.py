@@ -1,6 +1,7 @@
 """What is around a sharded run: resume, NaN, agreement, lost ranks, switches, memory and refusals."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -124,7 +125,7 @@ def test_a_gradient_that_is_not_finite_is_named_by_rank_group_and_parameter_on_a
         assert (unchanged, finite) == ("True", "True")
 
 
-def switched() -> dict[str, float]:
+def switched() -> dict[str, Any]:
     model = build(width=34)
     plain = train(model, adamw(model), 8)
     model = build(width=34)
@@ -135,17 +136,33 @@ def switched() -> dict[str, float]:
             train(model, optimizer, 2, first=2 * step)
         run_.switch(pliant.sharded())  # torch's own exchanges, which pay nothing
         train(model, optimizer, 1, first=6)
+        lost = without_debts_refused(run_)
         run_.switch("allreduce")
         owed = run_.stats()["residual_norm"]
         got = train(model, optimizer, 1, first=7)
         paid = run_.stats()["residual_norm"]
-    return {"error": apart(got, plain), "owed": owed, "paid": paid}
+    return {"error": apart(got, plain), "owed": owed, "paid": paid, "lost": lost}
+
+
+def without_debts_refused(run_) -> str:
+    """Load a state that lacks what is owed, as one that was loaded key by key, and then the whole of it."""
+    whole, lacking = run_.state_dict(), run_.state_dict()
+    for own in lacking.values():
+        for kept in own["shards"]["groups"].values():
+            del kept["owed"]
+    try:
+        run_.load_state_dict(lacking)
+    except ValueError as error:
+        run_.load_state_dict(whole)
+        return str(error)
+    return "not refused"
 
 
 def test_a_switch_pays_what_the_old_plan_owes():
     for found in run(2, switched):
         assert found["error"] < 0.1
         assert found["owed"] > 0
+        assert "the state holds 0 of 3 gradients that a switch of plans had left" in found["lost"]
         assert found["paid"] == 0
 
 
