@@ -155,9 +155,9 @@ class Saver:
         return own
 
     def _check_debts(self, owed: Mapping[str, Tensor], count: int, of_shards: int) -> None:
-        if not len(owed) <= count <= len(owed) + of_shards:
+        if not len(owed) <= count <= (found := len(owed) + of_shards):
             raise ValueError(
-                f"the state holds {len(owed) + of_shards} of {count} gradients that a switch of plans had left to be paid, so "
+                f"the state holds {found} of {count} gradients that a switch of plans had left to be paid, so "
                 "something is lost; make one step between switch() and saving, or save with run.save()."
             )
         for name, tensor in owed.items():
