@@ -40,9 +40,18 @@ def test_groups_have_what_is_read_and_written(world):
             assert group.valid_numels(0) == group.padded_numels
             assert group.gathered_dtypes == {torch.float32}
             assert not group.has_extensions
-            assert not group.reads_at_once(None) or shard is replicate
+            assert not group.reads_at_once(torch.float32) or shard is replicate
+            assert group.reads_at_once(torch.bfloat16)  # torch casts it
+            group.reshard()
             raw = group.raw
-            for name in ("post_forward_mesh_info", "gradient_divide_factor", "_orig_dtype", "fsdp_params", "mesh_info"):
+            for name in (
+                "_all_gather_result",
+                "post_forward_mesh_info",
+                "gradient_divide_factor",
+                "_orig_dtype",
+                "fsdp_params",
+                "mesh_info",
+            ):
                 assert hasattr(raw, name), name
             for parameter in raw.fsdp_params:
                 for name in ("sharded_param", "offload_to_cpu", "padded_sharded_param_size", "_orig_size"):

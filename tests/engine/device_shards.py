@@ -54,7 +54,7 @@ class _Group:
     def __init__(self, name, process_group, size):
         self.name, self.shapes, self.size = name, GROUPS[name], size
         self.shard_group, self.torch_gather, self.module = process_group, None, self
-        self.raw = SimpleNamespace(_orig_dtype=torch.float32)
+        self.raw, self.parameters = SimpleNamespace(_orig_dtype=torch.float32), ()
 
     @property
     def padded_numels(self):
@@ -71,8 +71,10 @@ class _Group:
 
     def prefetch(self, following): ...
 
-    def reads_at_once(self, op):
+    def reads_at_once(self, dtype):
         return False
+
+    def reshard(self): ...
 
 
 class _Model:
@@ -174,8 +176,8 @@ class ShardStepRun:
                 shard = self.model.shards[name]
                 shard.sub_(found[group.name][at : at + len(shard)] * 0.05)
                 at += padded
-        self.exchanges.optimizer_stepped(None, self.dispatcher.step)
         self.dispatcher.step += 1
+        self.exchanges.after_step(self.dispatcher.step)
 
     def close(self):
         self.thread.drain()

@@ -1,6 +1,7 @@
 """What is around a sharded run: resume, NaN, agreement, lost ranks, switches, memory and refusals."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -8,12 +9,14 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from gpt import adamw, apart, build, loss, train
 from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from worlds import run
 
 import pliant
+from pliant.comm.fsdp_private import param_groups
 from pliant.spec import Rule, SyncPlan
 
 pytestmark = [pytest.mark.processes]
@@ -122,7 +125,7 @@ def test_a_gradient_that_is_not_finite_is_named_by_rank_group_and_parameter_on_a
         assert (unchanged, finite) == ("True", "True")
 
 
-def switched() -> dict[str, float]:
+def switched() -> dict[str, Any]:
     model = build(width=34)
     plain = train(model, adamw(model), 8)
     model = build(width=34)
@@ -133,18 +136,44 @@ def switched() -> dict[str, float]:
             train(model, optimizer, 2, first=2 * step)
         run_.switch(pliant.sharded())  # torch's own exchanges, which pay nothing
         train(model, optimizer, 1, first=6)
+        lost = without_debts_refused(run_)
         run_.switch("allreduce")
         owed = run_.stats()["residual_norm"]
         got = train(model, optimizer, 1, first=7)
         paid = run_.stats()["residual_norm"]
-    return {"error": apart(got, plain), "owed": owed, "paid": paid}
+    return {"error": apart(got, plain), "owed": owed, "paid": paid, "lost": lost}
+
+
+def without_debts_refused(run_) -> str:
+    """Load a state that lacks what is owed, as one that was loaded key by key, and then the whole of it."""
+    whole, lacking = run_.state_dict(), run_.state_dict()
+    for own in lacking.values():
+        for kept in own["shards"]["groups"].values():
+            del kept["owed"]
+    try:
+        run_.load_state_dict(lacking)
+    except ValueError as error:
+        run_.load_state_dict(whole)
+        return str(error)
+    return "not refused"
 
 
 def test_a_switch_pays_what_the_old_plan_owes():
     for found in run(2, switched):
         assert found["error"] < 0.1
         assert found["owed"] > 0
+        assert "the state holds 0 of 3 gradients that a switch of plans had left" in found["lost"]
         assert found["paid"] == 0
+
+
+def offloaded() -> nn.Module:
+    model = build(offload_policy=CPUOffloadPolicy(pin_memory=False))
+    param_groups(model)[0].raw.device = torch.device("cuda")  # as if it computed there
+    return model
+
+
+def replicated() -> nn.Module:
+    return build(replicate, mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("replicate",)))
 
 
 def refused() -> dict[str, str]:
@@ -177,7 +206,7 @@ def refused() -> dict[str, str]:
         model.blocks[0].up.to(torch.bfloat16).requires_grad_(False)
         return fully_shard(model)
 
-    half = {"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float16)}
+    half, double = ({"mp_policy": MixedPrecisionPolicy(reduce_dtype=d)} for d in (torch.float16, torch.float64))
     tight = pliant.sharded(gradients="int4", weights="differences(int4)", limit_bytes=1000)
     return {
         "factor": told(with_factor),
@@ -185,10 +214,13 @@ def refused() -> dict[str, str]:
         "meshes": told(mixed_meshes),
         "dtypes": told(mixed_dtypes),
         "fp16": told(lambda: build(**half)),
+        "fp64": told(lambda: build(**double)),
+        "offloaded": told(offloaded),
         "memory": told(build, tight),
         "no codec": told(build, "powersgd"),
         "between steps": told(build, "diloco(4)"),
         "no replicas": told(build, pliant.sharded(replicas="onebit")),
+        "no shards": told(replicated, pliant.sharded(weights="differences(int4)", replicas="onebit")),
         "order": told(build, SyncPlan(rules=(Rule(exchange=pliant.int4()),), order="at_end")),
         "elastic": told(build, elastic=pliant.Elastic()),
         "plans": told(build, "allreduce" if dist.get_rank() else "bytegrad"),
@@ -206,6 +238,7 @@ def refused_while_open() -> dict[str, str]:
         asks = {
             "resize": lambda: pliant.resize(states, 1),
             "hosts": lambda: run_.switch(pliant.sharded(replicas="onebit")),
+            "again": lambda: pliant.relax(model, adamw(model), pliant.int4(), timeout_s=20),
         }
         for name, ask in asks.items():
             try:
@@ -221,17 +254,21 @@ def test_what_is_not_supported_is_refused_in_one_sentence_on_all_ranks():
         "hook": "'blocks.0' has an all-reduce hook .* Pliant needs that place",
         "meshes": "are divided among different ranks",
         "dtypes": "gathers weights of several types",
-        "fp16": "reduces gradients in float16",
+        "fp16": "reduces gradients in torch.float16",
+        "fp64": "reduces gradients in torch.float64, of which torch scales sums in two steps",
+        "offloaded": "computes on cuda and keeps its shards on the host",
         "memory": "but limit_bytes is 1000; use residual='int8'",
         "no codec": "gradients of a sharded model travel in one codec, but LowRank is more than that",
         "between steps": "travel in one codec, but LocalSteps",
         "no replicas": "no two hold the same; leave replicas out",
+        "no shards": r"under replicate\(\) parameters are whole on every rank; say what ranks do by replicas=",
         "order": "hands its gradients over when they are complete; use order='ready'",
         "elastic": "an elastic run goes on with any of its ranks",
         "plans": "give all ranks the same name",
         "whole": "the model's are whole on every rank",
         "resize": "but a model that is not divided exchanges neither",
         "hosts": "no two hold the same",
+        "again": "this model already has an open run",
     }
     for found in run(2, refused):
         for name, sentence in sentences.items():

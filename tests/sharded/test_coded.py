@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from gpt import adamw, apart, build, loss, train
+from gpt import adamw, apart, build, loss, train, whole
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from worlds import run
@@ -105,9 +105,67 @@ def test_a_gather_that_is_not_repeated_gives_the_same_weights_to_the_bit(names):
     assert all(found == dict.fromkeys(names, True) for found in run(3, with_and_without_reuse, names))
 
 
+def with_a_scaler() -> list[float]:
+    """Return how far training with a loss scale that doubles after each step is from training without one."""
+    apart_by = []
+    for residual in ("full", "int8"):
+        ends = []
+        for scaler in (torch.amp.GradScaler("cpu", enabled=False), torch.amp.GradScaler("cpu", 4.0, growth_interval=1)):
+            model = build(width=34)
+            optimizer = adamw(model)
+            what = pliant.sharded(gradients="int4", residual=residual)
+            with pliant.relax(model, optimizer, what, nonfinite="propagate", timeout_s=60):
+                for step in range(5):
+                    scaler.scale(loss(model, step)).backward()
+                    scaler.step(optimizer)
+                    scaler.update()
+                    optimizer.zero_grad()
+                ends.append(whole(model))
+        apart_by.append(apart(*ends))
+    return apart_by
+
+
+def test_what_is_owed_follows_the_loss_scale():
+    for full, in_8_bits in run(2, with_a_scaler):
+        assert full < 1e-6
+        assert in_8_bits < 1e-4
+
+
+def in_backward_or_after() -> bool:
+    """Weights that are stepped in backward are not sent once more to modules whose backward pass is to come."""
+    ends = []
+    for inside in (False, True):
+        model = build(lambda module, **options: module)
+        for block in model.blocks:
+            for part in (block.qkv, block.up, block.down, block):
+                fully_shard(part)
+        fully_shard(model)
+        optimizers = [torch.optim.SGD([p], lr=0.1) for p in model.parameters()]
+        what = pliant.sharded(gradients="allreduce", weights="differences(int4)")
+        with pliant.relax(model, optimizers, what, timeout_s=60):
+            if inside:
+                for parameter, own in zip(model.parameters(), optimizers, strict=True):
+                    parameter.register_post_accumulate_grad_hook(lambda _, own=own: (own.step(), own.zero_grad()))
+            for step in range(4):
+                loss(model, step).backward()
+                for own in () if inside else optimizers:
+                    own.step()
+                    own.zero_grad()
+            ends.append(whole(model))
+    return torch.equal(*ends)
+
+
+def test_an_optimizer_in_backward_trains_with_the_weights_of_forward():
+    assert all(run(2, in_backward_or_after))
+
+
 def loads_and_writes() -> dict[str, bool]:
     """Weights that are loaded are gathered afresh; weights that are written are noticed, or announced."""
-    model = build()
+    model, twin = build(), build()
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.to_local().mul_(1.5)
+    wanted = loss(twin, 0).item()
     optimizer = adamw(model)
     found = {}
     with pliant.relax(model, optimizer, pliant.sharded(weights="allreduce", regather=False)) as run_:
@@ -115,24 +173,28 @@ def loads_and_writes() -> dict[str, bool]:
         train(model, optimizer, 2)
         start = build().state_dict()
         model.load_state_dict(start)
+        shards = [parameter.to_local().detach() for parameter in model.parameters()]
         found["loaded"] = loss(model, 0).item() == first
-        model.reshard()  # the root's are whole after a forward pass
+        model.blocks[0].load_state_dict({name: 0.5 * value for name, value in model.blocks[0].state_dict().items()})
+        found["loaded in part"] = loss(model, 0).item() != first
+        model.load_state_dict(start)
+        loss(model, 0)
         with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.to_local().mul_(1.5)
+            for shard in shards:
+                shard.mul_(1.5)
         try:
             loss(model, 0)
             found["noticed"] = False
         except RuntimeError as error:
             found["noticed"] = "were changed since they were gathered" in str(error)
         run_.weights_changed()
-        found["announced"] = loss(model, 0).item() != first
+        found["announced"] = loss(model, 0).item() == wanted
     return found
 
 
 def test_weights_that_change_behind_a_run_are_not_used_again():
     for found in run(2, loads_and_writes):
-        assert found == {"loaded": True, "noticed": True, "announced": True}
+        assert found == dict.fromkeys(("loaded", "loaded in part", "noticed", "announced"), True)
 
 
 def by_size() -> list[str]:

@@ -110,7 +110,7 @@ def waits() -> dict[str, set[bool]]:
     asked = ParamGroup.reads_at_once
     for name, training in {"plain": {}, "clipping": {"clip": 0.5}, "accumulation": {"accumulate": 2}}.items():
         answers = found[name] = set()
-        ParamGroup.reads_at_once = lambda self, op, answers=answers: answers.add(asked(self, op)) or asked(self, op)
+        ParamGroup.reads_at_once = lambda self, of, answers=answers: answers.add(asked(self, of)) or asked(self, of)
         model = build()
         optimizer = adamw(model)
         with pliant.relax(model, optimizer, "allreduce"):

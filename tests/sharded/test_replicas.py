@@ -1,11 +1,15 @@
 """Replicas: HSDP and replicate() under algorithms of gradients, and under algorithms between steps on local shards."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.distributed as dist
-from gpt import adamw, apart, build, train
+from gpt import adamw, apart, build, loss, train
+from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from worlds import run
 
 import pliant
@@ -116,6 +120,105 @@ def test_replicas_are_one_again_after_algorithms_between_steps(kind, names):
             assert after, name
             assert error < 0.3, (name, error)
             assert sent > 0, name
+
+
+def in_bf16() -> tuple[float, bool]:
+    """Torch casts reduced gradients to float32 as soon as the hook has returned."""
+    ends = []
+    for relaxes in (False, True):
+        mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replica", "shard"))
+        model = build(mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        optimizer = adamw(model)
+        with pliant.relax(model, optimizer, "allreduce", agreement_every=0) if relaxes else nullcontext():
+            ends.append(train(model, optimizer, 4))
+    return apart(*ends), replicas_equal(model, mesh["replica"].get_group())
+
+
+def test_gradients_that_are_reduced_in_16_bits_reach_replicas_before_they_are_cast():
+    for error, alike in run(2, in_bf16):
+        assert alike
+        assert error < 1e-3
+
+
+class Halves(nn.Module):
+    """Two layers, of which a pass may leave out the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, *, both: bool) -> torch.Tensor:
+        return self.second(self.first(x) if both else x).clone()
+
+
+def with_unused(kind: str) -> list[str]:
+    torch.manual_seed(0)
+    if kind == "hsdp":
+        model = fully_shard(Halves(), mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replica", "shard")))
+    else:
+        model = replicate(Halves(), mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("replicate",)))
+    optimizer, told = adamw(model), []
+    with pliant.relax(model, optimizer, "onebit", timeout_s=60):
+        for both in (True, False, False, True):
+            try:
+                model(torch.randn(3, 4), both=both).square().mean().backward()
+            except RuntimeError as error:
+                told.append(str(error))
+                model.set_reduce_scatter_unused_params(True)
+            else:
+                optimizer.step()
+            optimizer.zero_grad()
+    return [*told, str(bool(local_weights(model).isfinite().all()))]
+
+
+@pytest.mark.parametrize("kind", ["hsdp", "replicate"])
+def test_a_pass_that_leaves_out_parameters_is_refused_or_sends_zeros_among_replicas(kind):
+    for told, finite in run(2, with_unused, kind):
+        assert "gave gradients to a part of the model itself only" in told
+        assert "call set_reduce_scatter_unused_params(True) on the model" in told
+        assert finite == "True"
+
+
+def evaluated(what, mesh: tuple[int, int]) -> tuple[float, float, bool, bool]:
+    """Return losses with the mean, and whether each replica goes on with its own weights, and ends with the mean."""
+
+    @torch.no_grad()
+    def now() -> float:
+        return loss(model, 99, stream=0).item()
+
+    model = build(mesh=init_device_mesh("cpu", mesh, mesh_dim_names=("replica", "shard")))
+    optimizer = adamw(model)
+    with pliant.relax(model, optimizer, what, timeout_s=60) as run_:
+        train(model, optimizer, 3)  # between two exchanges, when replicas differ
+        before = now()
+        with run_.consolidated():
+            mean = now()
+        own = now() == before
+        train(model, optimizer, 2, first=3)
+        now()
+    ended = now()
+    model.reshard()
+    return before, mean, own, ended == now()
+
+
+@pytest.mark.parametrize(
+    ("what", "mesh"),
+    [
+        (pliant.local_sgd(4), (2, 1)),
+        pytest.param(
+            pliant.sharded(weights="allreduce", regather=False, replicas=pliant.local_sgd(4)),
+            (2, 2),
+            marks=pytest.mark.extended,
+        ),
+    ],
+)
+def test_an_evaluation_leaves_no_weights_behind(what, mesh):
+    """FSDP2 keeps the root's weights gathered after a forward pass."""
+    found = run(mesh[0] * mesh[1], evaluated, what, mesh)
+    for before, mean, own, ended in found:
+        assert mean == found[0][1] != before
+        assert own
+        assert ended
 
 
 def with_muon(kind: str) -> list[str]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from gpt import adamw, apart, build, train, whole
+from gpt import adamw, apart, build, loss, train, whole
 from torch.distributed.device_mesh import init_device_mesh
 from worlds import run
 
@@ -55,6 +55,8 @@ def saves_and_resumes(names: tuple[str, ...], folder: str) -> dict[str, bool]:
         with pliant.relax(model, optimizer, what, timeout_s=60) as run_:
             train(model, optimizer, 3)
             schedule.step()
+            with torch.no_grad():
+                loss(model, 99)  # so that weights are gathered already
             run_.save(f"{folder}/{name}", scheduler=schedule)
             train(model, optimizer, 3, first=3)
             wanted = own_weights(model).clone()

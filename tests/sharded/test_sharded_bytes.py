@@ -12,6 +12,7 @@ from worlds import run
 
 import pliant
 from pliant.algorithms.sharding import for_shards
+from pliant.engine.shard_exchanges import ShardExchanges
 from pliant.netmodel import BucketBatch
 from pliant.simulator.traffic import traffic_of
 from pliant.spec import Host, Rule, Sharded, SyncPlan, Topology
@@ -89,7 +90,7 @@ def test_bytes_among_replicas_are_those_that_the_simulator_predicts():
         assert [found[name][0] for found in results] == expected, name
 
 
-def memory() -> tuple[str, int, int]:
+def memory() -> tuple[str, int, int, tuple[int, int]]:
     model = build(width=34)
     optimizer = adamw(model)
     what = pliant.sharded(gradients="int4", weights="differences(int4)", limit_bytes=10**8)
@@ -100,11 +101,17 @@ def memory() -> tuple[str, int, int]:
         residuals = sum(
             v["residual"].nbytes for group in kept["groups"].values() for v in group.values() if "residual" in v
         )
-        return run_.explain(), residuals, sum(p.numel() for p in model.parameters())
+        (shards,) = run_._executor.of(ShardExchanges)
+        halves = [part._half for scatter in shards.scatters for part in scatter._parts]
+        payloads = sum(slots.whole.nbytes for half in halves for slots in (*half._sends, *half._receives))
+        numel = sum(p.numel() for p in model.parameters())
+        return run_.explain(), residuals, numel, (payloads, shards.bytes_by_kind()["payloads"])
 
 
 def test_memory_is_what_explain_says():
-    for told, residuals, numel in run(2, memory):
+    for told, residuals, numel, (payloads, counted_payloads) in run(2, memory):
         assert residuals == 4 * numel
+        assert payloads == pytest.approx(counted_payloads, rel=0.1)  # blocks of small parameters are shared
+        assert f"{counted_payloads / 1e6:.3g} MB of their payloads" in told
         assert f"keeps {residuals / 1e6:.3g} MB of residuals" in told
         assert re.search(rf"residual=full {residuals / 1e6:.3g}, int8 0\.0\d+, none 0\)", told), told

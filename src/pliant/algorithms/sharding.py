@@ -77,14 +77,15 @@ def differences(codec: str | CodecLike) -> WeightGather:
     return WeightGather.of_differences(as_codec_spec(_read(codec)))
 
 
-def for_shards(plan: SyncPlan, *, has_replicas: bool) -> SyncPlan:
+def for_shards(plan: SyncPlan, *, has_replicas: bool, has_shards: bool = True) -> SyncPlan:
     """Return a plan for a model that is divided among ranks, with plain algorithms written out as `Sharded`.
 
     On a mesh with replicas a plain algorithm is their exchange, and shards stay torch's. Without replicas it carries
     gradients to their shards.
 
     Raises:
-        ValueError: An algorithm is not one codec, but there are no replicas; or gradients wait for the end of backward.
+        ValueError: An algorithm is not one codec, but there are no replicas; the plan says what replicas or shards do,
+            but there are none; or gradients wait for the end of backward.
 
     """
     if plan.order == "at_end":
@@ -92,16 +93,21 @@ def for_shards(plan: SyncPlan, *, has_replicas: bool) -> SyncPlan:
             "the plan exchanges all gradients at the end of backward (order='at_end'), but a module under fully_shard "
             "or replicate() hands its gradients over when they are complete; use order='ready'."
         )
-    rules = tuple(replace(rule, exchange=_for_shards(rule.exchange, has_replicas)) for rule in plan.rules)
+    rules = tuple(replace(rule, exchange=_for_shards(rule.exchange, has_replicas, has_shards)) for rule in plan.rules)
     return replace(plan, rules=rules)
 
 
-def _for_shards(node: Exchange, has_replicas: bool) -> Sharded:
+def _for_shards(node: Exchange, has_replicas: bool, has_shards: bool) -> Sharded:
     if isinstance(node, Sharded):
         if node.replicas is not None and not has_replicas:
             raise ValueError(
                 f"the plan says what replicas do ({node.replicas}), but the model is divided among all ranks of its "
                 "mesh, and no two hold the same; leave replicas out, or use a mesh of two dimensions."
+            )
+        if not (has_shards or (node.gradients is None and node.weights is None)):
+            raise ValueError(
+                f"the plan says how gradients or weights of shards travel ({node}), but under replicate() parameters "
+                "are whole on every rank; say what ranks do by replicas=, or call fully_shard(model) instead."
             )
         return node
     if has_replicas:

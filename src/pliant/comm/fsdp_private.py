@@ -155,15 +155,20 @@ class ParamGroup:
 
     # - What torch does at once with a reduced gradient
 
-    def reads_at_once(self, op: Any) -> bool:
-        """Say whether torch reads a reduced shard before backward ends, so that it must be there when we return."""
+    def reads_at_once(self, dtype: torch.dtype) -> bool:
+        """Say whether torch reads a reduced shard before backward ends, so that it must be there when we return.
+
+        Args:
+            dtype: Type of the shard, which torch casts to that of the parameters.
+
+        """
         reads = any(
             each.sharded_param.grad is not None  # accumulation adds to it
             or each.offload_to_cpu
             or getattr(each.sharded_param, "_post_accumulate_grad_hooks", None)  # an optimizer in backward
             for each in self.raw.fsdp_params
         )
-        return reads or op not in (dist.ReduceOp.AVG, None) or self._has_exact_replicas
+        return reads or self._has_exact_replicas or self.raw._orig_dtype not in (None, dtype)
 
     @property
     def _has_exact_replicas(self) -> bool:
@@ -177,23 +182,21 @@ class ParamGroup:
         from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 
         gather, scatter, hook, _ = self._before
-        foreign = next(
-            (
-                type(taken).__name__
-                for taken, default in (
-                    (gather, collectives.DefaultAllGather),
-                    (scatter, collectives.DefaultReduceScatter),
-                )
-                if type(taken) is not default
-            ),
-            None if hook is None else "an all-reduce hook",
-        )
-        if foreign is not None:
+        places = (gather, collectives.DefaultAllGather), (scatter, collectives.DefaultReduceScatter)
+        taken = next((place for place, default in places if type(place) is not default), hook)
+        if taken is None:
+            return
+        if type(taken).__module__.startswith("pliant."):
             raise ValueError(
-                f"the module {self.name!r} has {foreign} (set_custom_all_gather, set_custom_reduce_scatter, "
-                "set_all_reduce_hook, set_symm_mem or set_allocate_memory_from_process_group), and Pliant needs that "
-                "place; leave it out."
+                "this model already has an open run, and two would exchange its parameters; close() that run first, or "
+                "switch() its plan."
             )
+        foreign = "an all-reduce hook" if taken is hook else type(taken).__name__
+        raise ValueError(
+            f"the module {self.name!r} has {foreign} (set_custom_all_gather, set_custom_reduce_scatter, "
+            "set_all_reduce_hook, set_symm_mem or set_allocate_memory_from_process_group), and Pliant needs that "
+            "place; leave it out."
+        )
 
     @property
     def torch_gather(self) -> Any:
@@ -239,6 +242,18 @@ class ParamGroup:
         if not self._prefetched:
             others = [] if following is None or following.module is self.module else [following.module]
             self.module.set_modules_to_forward_prefetch(others)
+
+    def reshard(self) -> None:
+        """Take back weights that are gathered, also those that nobody has used yet, so that they are gathered anew."""
+        pending = self.raw._all_gather_result
+        if pending is not None and isinstance(pending.all_gather_work, dist.Work):
+            pending.all_gather_work.wait()
+        self.forget_gather()
+        self.raw._to_sharded()
+
+    def forget_gather(self) -> None:
+        """Let the next pass gather weights anew, and not wait for those that are on their way."""
+        self.raw._all_gather_result = None
 
     def watch(self, explain: Explain) -> None:
         """Explain the errors of what the group communicates, until `restore`."""

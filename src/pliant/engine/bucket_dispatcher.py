@@ -137,6 +137,7 @@ class BucketDispatcher:
         if (factor := self.scale.change()) != 1.0:
             gradients = self._gradients
             self._comm_thread.submit(lambda: gradients.rescale(factor))
+            self.source.rescale(factor)
 
     def _submit(self, ready: ReadyBucket) -> None:
         with self._trial.catch_errors():

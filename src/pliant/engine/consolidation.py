@@ -13,6 +13,7 @@ from pliant.engine.comm_thread import CommThread
 from pliant.engine.plan_executor import PlanExecutor
 from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.skipping import CountsSkips
+from pliant.engine.sources import GradientSource
 
 __all__ = ["Consolidates"]
 
@@ -26,6 +27,7 @@ class Consolidates(CountsSkips):
     _executor: PlanExecutor
     _module: nn.Module
     _relaxed: RelaxedModel
+    _source: GradientSource
     _shows_mean = False
     """Whether the model holds the mean over ranks now, and not this rank's weights."""
 
@@ -79,13 +81,19 @@ class Consolidates(CountsSkips):
         mean = self.consolidate(whole=False)
         live = {name: value for name, value in self._module.state_dict().items() if name in mean}
         own = {name: value.detach().clone() for name, value in live.items()}
-        _copy(mean, live)
+        self._put(mean, live)
         self._shows_mean = True
         try:
             yield
         finally:
             self._shows_mean = False
-            _copy(own, live)
+            self._put(own, live)
+
+    @torch.no_grad()
+    def _put(self, values: dict[str, Tensor], into: dict[str, Tensor]) -> None:
+        for name, value in values.items():
+            into[name].copy_(value)
+        self._source.weights_changed()
 
     def require_own_weights(self, what: str) -> None:
         """Raise RuntimeError while the model holds the mean over ranks, if something needs this rank's weights."""
@@ -94,9 +102,3 @@ class Consolidates(CountsSkips):
                 f"{what} needs this rank's own weights, but within `with run.consolidated():` the model holds the mean "
                 "over ranks, which only evaluation may use; end the block first."
             )
-
-
-@torch.no_grad()
-def _copy(values: dict[str, Tensor], into: dict[str, Tensor]) -> None:
-    for name, value in values.items():
-        into[name].copy_(value)

@@ -85,6 +85,7 @@ class Saver:
         if owed:
             own |= {"owed": dict(owed)}
         own |= {part.key: part.state for part in executor.parts if part.key}
+        own["counters"][-1] += _owed_by_shards(own)
         return {f"rank{self.comm.rank}": own}
 
     def read(self, state: Mapping[str, Any]) -> ResumePoint:
@@ -147,16 +148,16 @@ class Saver:
             self._of_this_rank(own), self.optimizer, self._here, self._kept, self.executor.owners.mine
         )
         check_layout(own["layout"])
-        self._check_debts(own.get("owed", {}), num_owed)
+        self._check_debts(own.get("owed", {}), num_owed, _owed_by_shards(own))
         for part in self.executor.parts:
             if part.key in own:
                 part.check_state(own[part.key], step)
         return own
 
-    def _check_debts(self, owed: Mapping[str, Tensor], count: int) -> None:
-        if len(owed) != count:
+    def _check_debts(self, owed: Mapping[str, Tensor], count: int, of_shards: int) -> None:
+        if not len(owed) <= count <= (found := len(owed) + of_shards):
             raise ValueError(
-                f"the state holds {len(owed)} of {count} gradients that a switch of plans had left to be paid, so "
+                f"the state holds {found} of {count} gradients that a switch of plans had left to be paid, so "
                 "something is lost; make one step between switch() and saving, or save with run.save()."
             )
         for name, tensor in owed.items():
@@ -236,6 +237,11 @@ class Saver:
 def _is_shard(value: Tensor) -> bool:
     """Say whether a tensor is divided among ranks, so that only this rank's part of it is saved and loaded here."""
     return hasattr(value, "to_local")
+
+
+def _owed_by_shards(own: Mapping[str, Any]) -> int:
+    """Return how many groups of a sharded model hold gradients that a switch of plans has left."""
+    return sum("owed" in kept for kept in own.get("shards", {"groups": {}})["groups"].values())
 
 
 def _what_is_missing(missing: Sequence[str], *, apart: bool) -> str:

@@ -97,7 +97,7 @@ class RelaxedModel:
 
         """
         if self.sharded is not None:
-            return for_shards(plan, has_replicas=self.sharded.has_replicas)
+            return for_shards(plan, has_replicas=self.sharded.has_replicas, has_shards=self.sharded.has_shards)
         for rule in plan.rules:
             if isinstance(rule.exchange, Sharded):
                 raise ValueError(

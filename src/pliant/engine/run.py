@@ -262,3 +262,4 @@ class FixedRun(Run):
         nodes = self._gradients.store.nodes.items()
         apart = [self._parameters[n] for n, node in nodes if node.exchanges_weights]
         average_run(apart, self._relaxed.local_optimizer, self._relaxed.replicas(self._comm))
+        self._source.weights_changed()

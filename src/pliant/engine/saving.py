@@ -17,7 +17,6 @@ from pliant.engine.rank_checks import raise_together
 from pliant.engine.rank_state import Saver
 from pliant.engine.relaxed_model import RelaxedModel, name_without_wrappers
 from pliant.engine.sharded_saving import load_part, part_of
-from pliant.engine.sources import GradientSource
 from pliant.engine.trial import PlanOnTrial
 from pliant.spec import SyncPlan
 
@@ -35,7 +34,6 @@ class SavesState(Consolidates):
     _comm_thread: CommThread
     _executor: PlanExecutor
     _module: nn.Module
-    _source: GradientSource
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state as tensors under ``rank<i>``, so that ranks do not overwrite each other.

@@ -18,7 +18,7 @@ from pliant.engine.shard_layout import columns_of
 from pliant.engine.sharded_findings import shard_findings
 from pliant.engine.sharded_model import ShardedModel
 from pliant.engine.tracer import Tracer
-from pliant.layouts.shards import Column, gather_state_bytes, residual_bytes, scatter_state_bytes
+from pliant.layouts.shards import Column, gather_state_bytes, residual_bytes, scatter_payload_bytes
 from pliant.spec import Exchange, Residual, Sharded
 
 __all__ = ["ShardExchanges", "shard_exchanges"]
@@ -47,8 +47,9 @@ class ShardExchanges(Part):
 
     def __init__(self, model: ShardedModel, nodes: Mapping[str, Exchange], tracer: Tracer, *, checks: bool) -> None:
         self._nodes = {name: node for name, node in nodes.items() if isinstance(node, Sharded)}
-        self._model, self.changes = model, 0
-        """Moments so far at which weights may have changed."""
+        self._model, self.changes = model, [0] * len(model.groups)
+        """Moments so far at which weights may have changed, of each parameter group."""
+        self._group_of = {id(p): k for k, group in enumerate(model.groups) for p in group.parameters}
         self._refuse_too_large()
         self._device = next(iter(model.shards.values())).device
         self._scratch = Scratch(self._device)
@@ -90,60 +91,63 @@ class ShardExchanges(Part):
     # - Memory
 
     def bytes_by_kind(self) -> dict[str, int]:
-        """Return what a rank keeps: residuals of gradients, and payloads and copies of weights."""
-        kept = {"gradients": 0, "weights": 0}
-        for group in self._model.groups:
-            itemsize = max(dtype.itemsize for dtype in group.gathered_dtypes)
-            names, size = self._model.names_of(group), self._model.shard_comm.size
-            for column in columns_of(group, names, size, self._nodes) if size > 1 else []:
-                node = self._nodes[column.name]
-                kept["gradients"] += scatter_state_bytes(node.gradients, sum(column.valid))
-                kept["weights"] += gather_state_bytes(node.weights, column.valid, itemsize)
+        """Return what a rank keeps: residuals of gradients and their payloads, and payloads and copies of weights."""
+        kept = {"gradients": 0, "payloads": 0, "weights": 0}
+        for column, itemsize in self._columns:
+            node = self._nodes[column.name]
+            if node.gradients is not None:
+                kept["gradients"] += residual_bytes(node.gradients.residual, sum(column.valid))
+                kept["payloads"] += scatter_payload_bytes(node.gradients, column.valid, self._model.shard_comm.rank)
+            kept["weights"] += gather_state_bytes(node.weights, column.valid, itemsize)
         return kept
 
     def explain(self) -> str:
         """Say in a sentence what a rank keeps for its shards."""
         kept = self.bytes_by_kind()
-        lossy = [c for c in self._columns if (g := self._nodes[c.name].gradients) is not None and g.codec is not None]
+        lossy = [c for c, _ in self._columns if (setting := self._nodes[c.name].gradients) and setting.codec]
         others = ", ".join(
             f"{kind} {sum(residual_bytes(kind, sum(c.valid)) for c in lossy) / 1e6:.3g}" for kind in get_args(Residual)
         )
         return (
             f"Shards: each of {self._model.num_shards} ranks keeps {kept['gradients'] / 1e6:.3g} MB of residuals of "
-            f"gradients{f' (of residual={others})' if lossy else ''}, and {kept['weights'] / 1e6:.3g} MB of payloads "
-            "and copies of weights."
+            f"gradients{f' (of residual={others})' if lossy else ''}, {kept['payloads'] / 1e6:.3g} MB of their "
+            f"payloads, and {kept['weights'] / 1e6:.3g} MB of payloads and copies of weights."
         )
 
     @property
-    def _columns(self) -> list[Column]:
-        """Places of all parameters that are trained and divided."""
+    def _columns(self) -> list[tuple[Column, int]]:
+        """Places of all parameters that are trained and divided, and bytes of an element that is gathered."""
         model, size = self._model, self._model.shard_comm.size
-        groups = model.groups if size > 1 else []
-        return [c for group in groups for c in columns_of(group, model.names_of(group), size, self._nodes)]
+        groups = [(each, max(d.itemsize for d in each.gathered_dtypes)) for each in model.groups if size > 1]
+        return [(c, n) for each, n in groups for c in columns_of(each, model.names_of(each), size, self._nodes)]
 
     def _refuse_too_large(self) -> None:
         limits = [node.limit_bytes for node in self._nodes.values() if node.limit_bytes]
         kept = self.bytes_by_kind()
         if limits and sum(kept.values()) > min(limits):
             raise ValueError(
-                f"the plan keeps {kept['gradients']} bytes of residuals of gradients and {kept['weights']} of payloads "
-                f"and copies of weights on each rank, but limit_bytes is {min(limits)}; use residual='int8' or 'none', "
-                "weights without differences, a larger limit, or a mesh with replicas."
+                f"the plan keeps {kept['gradients']} bytes of residuals, {kept['payloads']} of payloads of gradients, "
+                f"and {kept['weights']} of payloads and copies of weights on each rank, but limit_bytes is "
+                f"{min(limits)}; use residual='int8' or 'none', weights without differences, or a larger limit."
             )
 
     # - Moments
 
     def optimizer_stepped(self, optimizer: Optimizer, step: int) -> None:
-        """Note that weights have changed."""
-        self.changes += 1
+        """Note that weights have changed: its own alone, since in backward others are still to be gathered."""
+        held = (id(p) for own in optimizer.param_groups for p in own["params"])
+        for k in {self._group_of[key] for key in held if key in self._group_of}:
+            self.changes[k] += 1
 
     def after_step(self, step: int) -> None:
         """Note that replicas may have exchanged weights."""
-        self.changes += 1
+        self.changes = [count + 1 for count in self.changes]
 
     def after_load(self) -> None:
-        """Note that weights were loaded."""
-        self.changes += 1
+        """Take back gathered weights, since others were loaded or written: an evaluation leaves the root's gathered."""
+        for k, group in enumerate(self._model.groups):
+            self.changes[k] += 1
+            group.reshard()
 
     def settle(self, step: int) -> None:
         """Wait for gathers that nobody has used yet."""
@@ -162,8 +166,7 @@ class ShardExchanges(Part):
             self._gather_comm.close()
 
     def adopt(self, old: "ShardExchanges") -> None:
-        """Take over the residuals of an earlier plan, for the next exchange, and the count of changes."""
-        self.changes = old.changes + 1
+        """Take over the residuals of an earlier plan, for the next exchange."""
         self.owe(old.debts())
 
     def debts(self) -> list[Tensor | None]:
@@ -182,6 +185,14 @@ class ShardExchanges(Part):
         """Forget the gradients that an earlier plan left."""
         self.owe([None] * len(self.scatters))
 
+    def rescale(self, factor: float) -> None:
+        """Scale all that is owed by the change of the loss scale."""
+        for scatter, waiting in zip(self.scatters, self._waiting, strict=True):
+            if scatter is not None:
+                scatter.rescale(factor)
+            if waiting is not None:
+                waiting.mul_(factor)
+
     def stats(self) -> dict[str, float]:
         """Return the Euclidean norm of all residuals of this rank, and the time of gathers in their own thread."""
         owed = sum(float(each.norm()) ** 2 for each in self.debts() if each is not None) ** 0.5
@@ -195,7 +206,8 @@ class ShardExchanges(Part):
         model, groups = self._model, dict[str, dict[str, Any]]()
         for k, (group, scatter, gather) in enumerate(zip(model.groups, self.scatters, self.gathers, strict=True)):
             owed = self._waiting[k] if scatter is None else scatter.owed
-            kept = {**({} if scatter is None else scatter.state), **({} if gather is None else gather.state)}
+            kept = {} if scatter is None else dict[str, Any](scatter.state)
+            kept |= {} if gather is None else gather.state(self.changes[k])
             if owed is not None:
                 trained = [name for name in model.names_of(group) if name in self._nodes]
                 kept["owed"] = {"rows": owed, "of": {name: torch.tensor(k) for k, name in enumerate(trained)}}
@@ -207,11 +219,11 @@ class ShardExchanges(Part):
     def state(self, saved: Mapping[str, Any]) -> None:
         groups = [saved["groups"].get(group.name, {}) for group in self._model.groups]
         self.owe([kept["owed"]["rows"].to(self._device) if "owed" in kept else None for kept in groups])
-        for kept, scatter, gather in zip(groups, self.scatters, self.gathers, strict=True):
+        for kept, scatter, gather, changes in zip(groups, self.scatters, self.gathers, self.changes, strict=True):
             if scatter is not None:
                 scatter.load(kept)
             if gather is not None:
-                gather.load(kept)
+                gather.load(kept, changes)
 
     def check_state(self, saved: Any, step: int) -> None:
         """Raise ValueError for a state of another mesh, plan or model."""

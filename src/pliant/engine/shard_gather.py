@@ -47,6 +47,10 @@ class ShardGather(ABC):
     def again(self, rows: Tensor) -> None:
         """Fill rows once more from what the last gather has received; no communication."""
 
+    def restore(self, rows: Tensor, seed: int) -> None:
+        """Fill rows as `again` would before the state was saved, of which each rank has its own part."""
+        self.gather(rows, seed)
+
     def _own_weights(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return a vector of all ranks' weights, (numel,) float32, of which only this rank's part is filled; and it."""
         vector = self._scratch.take("weights", (self._shards.numel,), torch.float32)
@@ -170,18 +174,27 @@ class DifferenceGather(ShardGather):
     def gather(self, rows: Tensor, seed: int) -> None:
         if not self._begun:
             self._shards.pack_own(rows, self._own)
-        if not self._is_whole:  # the first one, or the first after a resume, whose copy was saved rank by rank
-            gather_parts([self._replica[part] for part in self._shards.parts], self._comm)
+        self._complete()
         if self._begun:
             vector, own = self._own_weights(rows)
             own.sub_(self._own)
             self._coded.swap(vector, seed)
             self._coded.decode(self._replica, add=True)
-        self._begun = self._is_whole = True
+        self._begun = True
         self.again(rows)
 
     def again(self, rows: Tensor) -> None:
         self._shards.unpack(self._replica, rows)
+
+    def restore(self, rows: Tensor, seed: int) -> None:
+        self._complete()
+        self.again(rows)
+
+    def _complete(self) -> None:
+        """Gather the copy itself: in the beginning, and after a resume, since it was saved rank by rank."""
+        if not self._is_whole:
+            gather_parts([self._replica[part] for part in self._shards.parts], self._comm)
+            self._is_whole = True
 
 
 def shard_gather(

@@ -99,6 +99,13 @@ class GroupScatter:
             for kind in part.keys() - {"of"}:
                 part[kind].copy_(saved[key][kind])
 
+    def rescale(self, factor: float) -> None:
+        """Scale all that is owed by the change of the loss scale."""
+        for part in self._parts:
+            part.rescale(factor)
+        if self.owed is not None:
+            self.owed.mul_(factor)
+
     def take_debts(self) -> Tensor | None:
         """Return the residuals of this rank, (size, row_numel), or None if nothing is kept."""
         if self.owed is None and not any(part.state for part in self._parts):
@@ -150,6 +157,8 @@ class GroupGather:
         self._of = -1
         """Count of changes when weights were last gathered; -1 before."""
         self._hash: int | Tensor = 0
+        self._loaded = -1
+        """Count of changes at which weights are those of the loaded copies; -1 if there are none."""
 
     def __call__(self, rows: Tensor, changes: int, seed: int) -> None:
         """Fill rows, (size, row_numel), of which this rank's own is there.
@@ -168,24 +177,32 @@ class GroupGather:
             self._hash = own
         seed |= zlib.crc32(self.name.encode())
         for regathers, part in self._parts:
-            if fresh or regathers:
+            if changes == self._loaded:
+                part.restore(rows, seed)
+            elif fresh or regathers:
                 part.gather(rows, seed)
             else:
                 part.again(rows)
-        self._of = changes
+        self._of, self._loaded = changes, -1
 
-    @property
-    def state(self) -> dict[str, dict[str, Any]]:
-        """Copies to which differences are taken, this rank's part of them, with the parameters that each holds."""
-        kept = [(part.state, names) for (_, part), names in zip(self._parts, self._names, strict=True)]
-        return {f"weights {k}": {**state, "of": names} for k, (state, names) in enumerate(kept) if state}
+    def state(self, changes: int) -> dict[str, dict[str, Any]]:
+        """Return copies to which differences are taken, this rank's part, with the parameters that each holds.
 
-    def load(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
-        """Put back what was saved of the copies."""
+        `begun` is 2 where a copy holds the weights of this count of changes already, as after an evaluation.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for k, ((_, part), names) in enumerate(zip(self._parts, self._names, strict=True)):
+            if state := part.state:
+                found[f"weights {k}"] = {**state, "begun": state["begun"] + int(self._of == changes), "of": names}
+        return found
+
+    def load(self, saved: Mapping[str, Mapping[str, Any]], changes: int) -> None:
+        """Put back what was saved of the copies, at a count of changes."""
+        self._of = self._loaded = -1
         for k, (_, part) in enumerate(self._parts):
             if state := part.state:
                 part.state = {key: saved[f"weights {k}"][key] for key in state}
-        self._of = -1
+                self._loaded = changes if int(saved[f"weights {k}"]["begun"]) > 1 else -1
 
 
 def _order_of(columns: Sequence[Column]) -> dict[str, Tensor]:

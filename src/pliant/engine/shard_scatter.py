@@ -30,6 +30,10 @@ class ShardScatter(Protocol):
         """Add the residual of this rank to rows, (size, row_numel) float32."""
         ...
 
+    def rescale(self, factor: float) -> None:
+        """Multiply the residual by a factor."""
+        ...
+
     def __call__(self, rows: Tensor, output: Tensor, seed: int) -> None:
         """Put this rank's part of the mean of rows, (size, row_numel), into output, (row_numel,)."""
         ...
@@ -53,6 +57,8 @@ class ExactScatter:
         return {}
 
     def owed(self, rows: Tensor) -> None: ...
+
+    def rescale(self, factor: float) -> None: ...
 
     def __call__(self, rows: Tensor, output: Tensor, seed: int) -> None:
         vector = self._shards.pack(rows, rows.dtype, self._scratch)
@@ -113,6 +119,10 @@ class CodedScatter:
             held = torch.zeros_like(rows)
             self._shards.unpack(residual, held)
             rows.add_(held)
+
+    def rescale(self, factor: float) -> None:
+        if (residual := self._load()) is not None:
+            self._store(residual.mul_(factor))
 
     def __call__(self, rows: Tensor, output: Tensor, seed: int) -> None:
         x = self._shards.pack(rows, torch.float32, self._scratch)

@@ -67,13 +67,17 @@ class Submitter:
 class GatherWork(dist.Work):
     """A gather under way: FSDP2 waits for it before it uses the weights."""
 
-    def __init__(self, handle: TaskHandle) -> None:
+    def __init__(self, handle: TaskHandle, group: ParamGroup) -> None:
         super().__init__()
-        self._handle = handle
+        self._handle, self._group = handle, group
 
     def wait(self, timeout: object = None) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Wait for the task, and raise what it has met; the timeout is the comm's own."""
-        self._handle.wait()
+        try:
+            self._handle.wait()
+        except BaseException:
+            self._group.forget_gather()  # or the next pass would use what was not filled
+            raise
         return True
 
     def is_completed(self) -> bool:
@@ -116,7 +120,7 @@ class ReduceScatterHook:
         rows, exchange = input_tensor.view(-1, output_tensor.numel()), self._exchange  # (size, numel)
         seed = self._submitter.begin_exchange() << 32
         handle = self._submitter.submit(self._group.name, "the gradients", lambda: exchange(output_tensor, rows, seed))
-        if self._group.reads_at_once(op):
+        if self._group.reads_at_once(output_tensor.dtype):
             handle.wait()
 
 
@@ -147,9 +151,8 @@ class GatherHook:
             return self._torch(output_tensor, input_tensor, group, async_op)
         rows, exchange, changes = output_tensor.view(group.size(), -1), self._exchange, self._changes()
         seed = self._submitter.step << 32
-        return GatherWork(
-            self._submitter.submit(self._group.name, "the weights", lambda: exchange(rows, changes, seed))
-        )
+        handle = self._submitter.submit(self._group.name, "the weights", lambda: exchange(rows, changes, seed))
+        return GatherWork(handle, self._group)
 
 
 class ReplicaHook:
@@ -161,6 +164,7 @@ class ReplicaHook:
         names: Names of the parameters in the reduced shard.
         shapes: Shape of this rank's part of each.
         spans: Range of each in the reduced shard.
+        row_numel: Elements of the reduced shard if all trained parameters of the group got a gradient.
         index: Index of the group.
         receive: Receiver of the bucket.
         findings: What is not finite in reduced gradients.
@@ -174,18 +178,22 @@ class ReplicaHook:
         names: tuple[str, ...],
         shapes: tuple[tuple[int, ...], ...],
         spans: tuple[tuple[int, int], ...],
+        row_numel: int,
         index: int,
         receive: Callable[[ReadyBucket], None],
         findings: ShardFindings,
     ) -> None:
         self._group, self._submitter, self._receive, self._index = group, submitter, receive, index
-        self._names, self._shapes, self._spans = names, shapes, spans
+        self._names, self._shapes, self._spans, self._row_numel = names, shapes, spans, row_numel
         self._numel = sum(stop - start for start, stop in spans)
         self._findings = findings
 
     def __call__(self, shard: Tensor) -> None:
         """Queue the exchange behind the reduce-scatter, and wait for it only where torch reads the result at once."""
         self._submitter.begin_exchange()
+        if shard.numel() != self._row_numel:
+            self._submitter.submit(self._group.name, "the reduced gradients", self._refuse)
+            return
         is_packed = self._numel == shard.numel()
         buffer = shard if is_packed else torch.empty(self._numel, dtype=shard.dtype, device=shard.device)
 
@@ -211,8 +219,15 @@ class ReplicaHook:
                 filled=False,
             )
         )
-        if self._group.reads_at_once(None):
+        if self._group.reads_at_once(shard.dtype):
             self._submitter.drain()
+
+    def _refuse(self) -> None:
+        raise RuntimeError(
+            f"a backward pass gave gradients to a part of {self._group.name} only, and torch does not say to which, so "
+            "that replicas would mix up parameters; call set_reduce_scatter_unused_params(True) on the model, or leave "
+            "replicas out of the plan."
+        )
 
     def _pairs(self, shard: Tensor, buffer: Tensor) -> list[tuple[Tensor, Tensor]]:
         numels = [stop - start for start, stop in self._spans]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 from torch.optim import Muon, Optimizer
 
+from pliant.accelerator import is_accelerator
 from pliant.comm.base import Comm, CommError
 from pliant.comm.fsdp_private import ParamGroup, is_sharded, param_groups, settle_sharding
 from pliant.comm.torch_errors import Report
@@ -101,6 +102,11 @@ class ShardedModel:
     def has_replicas(self) -> bool:
         """Whether the mesh has a dimension of replicas, even if it is of one rank."""
         return self.groups[0].replica_group is not None
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether the mesh has a dimension among which parameters are divided, even if it is of one rank."""
+        return self.groups[0].shard_group is not None
 
     def steppers(self, by_parameter: Mapping[int, Optimizer]) -> dict[int, Optimizer]:
         """Return shard's id -> the optimizer that holds its parameter, given the same by parameters' ids."""
@@ -227,10 +233,17 @@ def _refuse_arithmetic(group: ParamGroup) -> None:
             "subclass that says what is gathered (fsdp_pre_all_gather), but relax() gathers one type as it is; divide "
             "the module in two, or convert its parameters."
         )
-    if any(torch.float16 in pair for pair in dtypes):
+    for kept, reduced in dtypes:
+        if kept == torch.float16 or reduced not in (torch.float32, torch.bfloat16):
+            raise ValueError(
+                f"the module {group.name!r} has parameters in {kept} and reduces gradients in {reduced}, of which "
+                "torch scales sums in two steps, but relax() exchanges means in float32 or bfloat16; use "
+                "MixedPrecisionPolicy(reduce_dtype=torch.float32), and no parameters in float16."
+            )
+    if is_accelerator(raw.device) and any(each.offload_to_cpu for each in raw.fsdp_params):
         raise ValueError(
-            f"the module {group.name!r} reduces gradients in float16, whose sums overflow, so that torch scales them "
-            "in two steps; use MixedPrecisionPolicy(reduce_dtype=torch.float32) or bfloat16."
+            f"the module {group.name!r} computes on {raw.device} and keeps its shards on the host (CPUOffloadPolicy), "
+            "but relax() exchanges them where they are kept; leave offload_policy out."
         )
 
 

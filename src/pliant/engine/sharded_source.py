@@ -1,7 +1,7 @@
 """The front end of sharded models: FSDP2's gathers and reduce-scatters go through a run's communication thread."""
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -52,7 +52,7 @@ class ShardedSource(GradientSource):
         self._begins, self._trial = weakref.WeakMethod(begins), trial
         self._hooks = [
             module.register_forward_pre_hook(Hook(self._begin)),
-            module.register_load_state_dict_post_hook(Hook(self.weights_changed)),
+            *(each.register_load_state_dict_post_hook(Hook(self.weights_changed)) for each in _holders(module)),
         ]
         self._awaited = False
         """Whether the end of the backward pass that is under way will call us."""
@@ -79,18 +79,24 @@ class ShardedSource(GradientSource):
         for k, group in enumerate(self._model.groups):
             gather, scatter = exchanges.gathers[k], exchanges.scatters[k]
             group.install(
-                None if gather is None else GatherHook(group, gathering, gather, lambda: exchanges.changes),
+                None if gather is None else GatherHook(group, gathering, gather, lambda k=k: exchanges.changes[k]),
                 None if scatter is None else ReduceScatterHook(group, self._submitter, scatter),
                 self._bucket(k, group, exchanges) if relaxes_replicas and self._model.has_replicas else None,
             )
         for k, (group, following) in enumerate(pairwise(self._model.groups), 1):
             # On CPU nothing is prefetched in forward unless somebody says so, and torch's own gathers block.
             group.prefetch(following if exchanges.gathers[k] is not None else None)
+        self.weights_changed()  # to put a plan in force may have made replicas equal
 
     def weights_changed(self, *_: object) -> None:
         """Note that weights were written, so that gathered ones are not used again."""
         if self._exchanges is not None:
-            self._exchanges.changes += 1
+            self._exchanges.after_load()
+
+    def rescale(self, factor: float) -> None:
+        """Scale residuals of reduce-scatters by the change of the loss scale, before the next exchange."""
+        if (exchanges := self._exchanges) is not None:
+            self._comm_thread.submit(lambda: exchanges.rescale(factor))
 
     def close(self) -> None:
         """Leave an ordinary sharded model."""
@@ -101,13 +107,15 @@ class ShardedSource(GradientSource):
     def _bucket(self, index: int, group: ParamGroup, exchanges: ShardExchanges) -> ReplicaHook:
         """Return what hands the reduced shards of a group over to replicas."""
         names, rank = self._model.names_of(group), self._model.shard_rank
-        columns = [c for c in columns_of(group, names, self._model.num_shards, self._model.shards) if c.valid[rank]]
+        row = columns_of(group, names, self._model.num_shards, self._model.shards)
+        columns = [column for column in row if column.valid[rank]]
         return ReplicaHook(
             group,
             self._submitter,
             tuple(column.name for column in columns),
             tuple(tuple(self._model.shards[column.name].shape) for column in columns),
             tuple((column.offset, column.offset + column.valid[rank]) for column in columns),
+            sum(column.padded for column in row),
             index,
             self._receiver.receive,
             exchanges.findings,
@@ -151,3 +159,9 @@ class ShardedSource(GradientSource):
         for handle, _ in gathered:
             handle.wait()
         return next((error for _, found in gathered for error in found if error is not None), None)
+
+
+def _holders(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield a module and those inside it that have parameters themselves, since parts may be loaded alone."""
+    yield module
+    yield from (each for each in module.modules() if each is not module and [*each.parameters(recurse=False)])

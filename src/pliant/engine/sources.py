@@ -104,6 +104,9 @@ class GradientSource(Part):
     def weights_changed(self, *_: object) -> None:
         """Note that weights were written by hand."""
 
+    def rescale(self, factor: float) -> None:
+        """Scale gradients that it keeps itself by the change of the loss scale."""
+
     def meet(self) -> float:
         """Agree on the ranks that train in a pass that begins; return the factor of a mean over all ranks."""
         return 1.0

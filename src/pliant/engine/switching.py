@@ -149,11 +149,11 @@ class SwitchesPlans(CountsSkips):
             average_run(apart, relaxed.local_optimizer, replicas)
         elif relaxed.sharded is not None:
             broadcast_tensors(relaxed.sharded.equal_tensors(relaxed.optimizer), replicas, root)
-            self._source.weights_changed()
         else:
             broadcast_tensors([*self._module.parameters(), *self._module.buffers()], replicas, root)
             with contextlib.suppress(TypeError):  # a state that cannot be sent stays
                 broadcast_optimizer(relaxed.optimizer, replicas, self._device, root=root)
+        self._source.weights_changed()
 
     def _put_in_force(self, plan: SyncPlan, executor: PlanExecutor) -> None:
         self._executor = executor

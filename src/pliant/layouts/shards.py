@@ -19,7 +19,7 @@ __all__ = [
     "merge_runs",
     "packed_runs",
     "residual_bytes",
-    "scatter_state_bytes",
+    "scatter_payload_bytes",
 ]
 
 CHUNK_BYTES = 1 << 20
@@ -80,9 +80,12 @@ def coded_bytes(codec: CodecSpec | None, numel: int, itemsize: int = 4) -> int:
     return sum(payload_bytes(codec, b - a) for a, b in pairwise(cuts) if b > a)
 
 
-def scatter_state_bytes(node: ReduceScatter | None, numel: int) -> int:
-    """Return what a rank keeps for the reduce-scatter of `numel` elements, all shards together."""
-    return 0 if node is None else residual_bytes(node.residual, numel)
+def scatter_payload_bytes(node: ReduceScatter, numels: Sequence[int], rank: int) -> int:
+    """Return the bytes of coded shards of so many elements: those that a rank sends, and all others' of its own."""
+    if node.codec is None:
+        return 0
+    payloads = [coded_bytes(node.codec, numel) for numel in numels]
+    return sum(payloads) + (len(payloads) - 2) * payloads[rank]
 
 
 def residual_bytes(residual: Residual, numel: int) -> int:
