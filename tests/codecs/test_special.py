@@ -163,6 +163,12 @@ def test_no_chunk_goes_without_its_share():
     assert [int(part.sum()) for part in kept] == [4, 4, 4, 4, 4, 2]
 
 
+def test_a_chunk_of_nothing_but_the_largest_nan_is_poisoned():
+    nan = torch.full((70,), 0x7FFFFFFF, dtype=torch.int32).view(torch.float32)  # the NaN that NVIDIA's GPUs make
+    kept = roundtrip(ChunkTopK(ratio=1 / 16, block=64, bits=16), nan)
+    assert kept.isnan().nonzero().view(-1).tolist() == [0, 1, 2, 3, 64]
+
+
 def test_a_chunk_costs_its_places_and_two_bits_for_each_value():
     """At k of 4096: k (12 + 2) / 8 bytes, and two means for each 1024 values."""
     for kept in (32, 64, 128):

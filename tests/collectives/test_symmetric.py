@@ -63,6 +63,12 @@ def test_what_is_not_finite_is_poisoned_alike():
     assert all(torch.equal(x, y) for (x, *_), (y, *_) in zip(found, wanted, strict=True))
 
 
+def test_an_empty_vector_stays_empty():
+    for (x, sent_bytes, _), (y, _, _) in zip(*both(2, c.Int4(), 0), strict=True):
+        assert x.shape == y.shape == (6, 0)
+        assert sent_bytes == 0
+
+
 def test_they_keep_the_order_of_accelerators():
     queues = InOrderQueues()
     run_world(3, lambda p: averaged(p, c.MinMax8(), 5000, lambda x: Symmetric(queues.wrap(x))), timeout_s=20)

@@ -75,7 +75,8 @@ class GatherFromOwners(OwnerGather):
         return self._comm.all_gather(self._all.view(-1), self._own)
 
     def decode(self, posted: Sequence[Work], x: Tensor) -> None:
-        posted[-1].wait()
+        for work in posted[-1:]:  # of an empty vector there is none
+            work.wait()
         super().decode(posted, x)
 
 

@@ -115,10 +115,10 @@ EXPORT void topk_encode(const float *x, int32_t *indices, float *values, int64_t
     }
 }
 
-// How many of n magnitudes are at least `least`; both are below 2^31, and signed numbers compare faster.
-INLINE int32_t count_from(const float *x, int64_t n, uint32_t least) {
+// How many of n magnitudes are above `bound`; all are below 2^31, and signed numbers compare faster.
+INLINE int32_t count_above(const float *x, int64_t n, int32_t bound) {
     int32_t count = 0;
-    for (int64_t i = 0; i < n; i++) count += (int32_t)magnitude(x[i]) >= (int32_t)least;
+    for (int64_t i = 0; i < n; i++) count += (int32_t)magnitude(x[i]) > bound;
     return count;
 }
 
@@ -129,12 +129,12 @@ INLINE uint32_t choose(const float *x, const int32_t *from, int64_t count, int64
     uint32_t least = 0;
     int32_t reached = (int32_t)count, taken = 0;
     for (uint32_t bit = 1u << 30; bit && reached != k; bit >>= 1) {
-        int32_t with = count_from(x, count, least | bit);
+        int32_t with = count_above(x, count, (int32_t)(least | bit) - 1);
         if (with < k) continue;
         least |= bit;
         reached = with;
     }
-    int32_t ties = k - count_from(x, count, least + 1);
+    int32_t ties = k - count_above(x, count, (int32_t)least);  // a NaN of all bits has none above it
     for (int64_t i = 0; taken < k; i++) {
         while (i % 16 == 0 && i + 16 <= count && most_of_16(x + i) < least) i += 16;
         uint32_t a = magnitude(x[i]);
