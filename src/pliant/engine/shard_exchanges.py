@@ -186,7 +186,7 @@ class ShardExchanges(Part):
         self.owe([None] * len(self.scatters))
 
     def rescale(self, factor: float) -> None:
-        """Scale all that is owed by the change of the loss scale."""
+        """Scale residuals by the change of the loss scale."""
         for scatter, waiting in zip(self.scatters, self._waiting, strict=True):
             if scatter is not None:
                 scatter.rescale(factor)

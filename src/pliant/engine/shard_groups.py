@@ -100,7 +100,7 @@ class GroupScatter:
                 part[kind].copy_(saved[key][kind])
 
     def rescale(self, factor: float) -> None:
-        """Scale all that is owed by the change of the loss scale."""
+        """Scale residuals by the change of the loss scale."""
         for part in self._parts:
             part.rescale(factor)
         if self.owed is not None:
