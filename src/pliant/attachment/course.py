@@ -22,8 +22,9 @@ from pliant.attachment.verdict import OTHER_RANK_FILE, RunOptions, RunVerdict
 from pliant.attachment.wrapped import parameters_of
 from pliant.autotune.recall import Recalled
 from pliant.comm.ballot import collect_votes
+from pliant.engine.ddp_hook import has_other_hook
 from pliant.engine.joint_optimizer import optimizer_name
-from pliant.engine.relaxed_model import RelaxedModel, unwrap
+from pliant.engine.relaxed_model import RelaxedModel, claim, release, unwrap
 from pliant.engine.stats import RunStats
 from pliant.profiling.observe import Observation, observe
 from pliant.spec import SyncPlan, to_json
@@ -101,8 +102,15 @@ class Course:
             )
         try:
             held = unwrap(self._models[0], self.optimizers)
-        except (TypeError, ValueError) as error:
+            claim(held)  # which the script's own run would refuse
+            release(held)
+        except (TypeError, ValueError, RuntimeError) as error:
             return None, f"Pliant cannot take the model: {error}"
+        if held.ddp is not None and has_other_hook(held.ddp):
+            return None, (
+                "The model has a communication hook of the script, and Pliant needs that place; leave out "
+                "register_comm_hook() to see what Pliant would do."
+            )
         size = 1 if (group := self._group()) is None else group.size()
         if size == 1:
             return None, "The model is trained by one rank, so nothing is exchanged; start more ranks."

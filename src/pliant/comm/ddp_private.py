@@ -15,6 +15,7 @@ __all__ = [
     "DDPListener",
     "after_backward",
     "forget_forward",
+    "has_comm_hook",
     "is_in_backward",
     "is_settled",
     "listen",
@@ -47,6 +48,11 @@ def rebuild_reducer(ddp: Any, bucket_bytes: int) -> None:
     if ddp.static_graph:
         ddp.reducer._set_static_graph()
         ddp.logger._set_static_graph()
+
+
+def has_comm_hook(ddp: Any) -> bool:
+    """Say whether a communication hook of Python is registered."""
+    return bool(ddp._comm_hooks)
 
 
 def is_settled(ddp: Any) -> bool:

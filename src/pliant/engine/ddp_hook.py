@@ -15,12 +15,19 @@ from torch.nn.parallel import DistributedDataParallel
 from pliant.accelerator import is_accelerator
 from pliant.buckets import real_shape
 from pliant.comm.base import CommError
-from pliant.comm.ddp_private import is_settled, listen, rebuild_reducer, settle_buckets, unused_parameters
+from pliant.comm.ddp_private import (
+    has_comm_hook,
+    is_settled,
+    listen,
+    rebuild_reducer,
+    settle_buckets,
+    unused_parameters,
+)
 from pliant.comm.torch_errors import Report, report_nothing
 from pliant.engine.joining import JoinState
 from pliant.engine.relaxed_model import list_tensors
 
-__all__ = ["DDPHook", "ReadyBucket", "complete_buckets", "install_hook"]
+__all__ = ["DDPHook", "ReadyBucket", "complete_buckets", "has_other_hook", "install_hook"]
 
 
 @dataclass(kw_only=True)
@@ -174,6 +181,11 @@ _hooks: "weakref.WeakKeyDictionary[nn.Module, DDPHook]" = weakref.WeakKeyDiction
 
 def _hook(state: DDPHook, bucket: GradBucket) -> Future[torch.Tensor]:
     return state.hook(bucket)
+
+
+def has_other_hook(ddp: DistributedDataParallel) -> bool:
+    """Say whether somebody else has registered a communication hook, of which DDP accepts one."""
+    return ddp not in _hooks and has_comm_hook(ddp)
 
 
 def install_hook(ddp: DistributedDataParallel) -> DDPHook:

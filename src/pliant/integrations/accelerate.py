@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pliant.engine.relaxed_model import module_of, name_without_wrappers, strip_wrappers
 from pliant.engine.run import Run
-from pliant.integrations.loop import FrameworkLog, RelaxesLoop
+from pliant.integrations.loop import FrameworkLog, RelaxesLoop, part_name
 
 __all__ = ["relax"]
 
@@ -44,12 +44,12 @@ class _RunState:
 
     def __init__(self, accelerator: Accelerator, run: Run, model: nn.Module) -> None:
         self._accelerator, self._run, self._model = accelerator, run, model
-        self._folder = Path()
+        self._folder, self._name = Path(), part_name(accelerator, run)
 
     def on_save(self, models: list[nn.Module], weights: list[dict[str, Any]], folder: str) -> None:
         if not self._run.is_open:  # closed: its ranks are equal, and nothing is left to save
             return
-        self._run.save_part(Path(folder) / "pliant")
+        self._run.save_part(Path(folder) / self._name)
         if not self._run.ranks_differ:
             return
         mean = self._run.consolidate()
@@ -61,10 +61,11 @@ class _RunState:
         self._folder = Path(folder)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"see": "pliant/"}
+        return {"see": f"{self._name}/"}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._run.load_part(self._folder / "pliant", scaler=self._accelerator.scaler)
+        if self._run.is_open:  # closed: what the Accelerator has loaded is all, such as the best model to evaluate
+            self._run.load_part(self._folder / self._name, scaler=self._accelerator.scaler)
 
 
 def _bare(name: str, model: nn.Module) -> str:

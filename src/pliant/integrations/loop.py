@@ -1,5 +1,6 @@
 """Frameworks whose users write the training loop: one way to relax what they have set up, and one to write logs."""
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,18 @@ from pliant.engine.plan_resolution import PlanLike
 from pliant.engine.run import Run
 from pliant.entry import relax as relax_model
 
-__all__ = ["FrameworkLog", "RelaxesLoop"]
+__all__ = ["FrameworkLog", "RelaxesLoop", "part_name"]
+
+_runs: "weakref.WeakKeyDictionary[Any, list[weakref.ref[Run]]]" = weakref.WeakKeyDictionary()
+"""Framework -> its runs, in the order of the names that they have in its checkpoints."""
+
+
+def part_name(framework: Any, run: Run) -> str:
+    """Return a run's name in a framework's checkpoints: pliant, and pliant2 beside an open run of another model."""
+    runs = _runs.setdefault(framework, [])
+    place = next((k for k, held in enumerate(runs) if (other := held()) is None or not other.is_open), len(runs))
+    runs[place : place + 1] = [weakref.ref(run)]
+    return "pliant" if place == 0 else f"pliant{place + 1}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from pliant.engine.plan_resolution import PlanLike
 from pliant.engine.run import Run
 from pliant.engine.step_meter import StepMeter
 from pliant.entry import relax as relax_model
+from pliant.integrations.loop import part_name
 
 __all__ = ["relax"]
 
@@ -51,24 +52,25 @@ def relax(
     """
     nonfinite = "raise" if scaler is None else "propagate"
     run = relax_model(model, optimizer, what, hosts=hosts, rack=rack, timeout_s=timeout_s, nonfinite=nonfinite)
+    name = part_name(ray.train, run)
     if (checkpoint := ray.train.get_checkpoint()) is not None:
         with checkpoint.as_directory() as folder:
-            run.load_part(Path(folder) / "pliant", scaler=scaler)
-    _follow_reports(run)
+            run.load_part(Path(folder) / name, scaler=scaler)
+    _follow_reports(run, name)
     return run
 
 
-def _follow_reports(run: Run) -> None:
+def _follow_reports(run: Run, name: str) -> None:
     """Take part in the reports of this worker, since Ray calls nobody back."""
     report, meter = ray.train.report, StepMeter(run)
 
     def _report(metrics: dict[str, Any], checkpoint: Any = None, **options: Any) -> None:
-        costs = {f"pliant/{name}": value for name, value in meter.take().items()}
+        costs = {f"pliant/{cost}": value for cost, value in meter.take().items()}
         with tempfile.TemporaryDirectory() as folder:
             if run.is_open and broadcast_from_rank_zero(checkpoint is not None):
                 if checkpoint is None:
                     checkpoint = ray.train.Checkpoint.from_directory(folder)
-                run.save_part(Path(checkpoint.path) / "pliant")
+                run.save_part(Path(checkpoint.path) / name)
             report({**costs, **metrics}, checkpoint=checkpoint, **options)
 
     ray.train.report = _report

@@ -59,8 +59,8 @@ class PliantCallback(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Relax the model, and load this rank's part of the checkpoint."""
-        if self.run is not None:  # a training that ended in an error, in the same process
-            self._leave()
+        if self.run is not None:  # auto_find_batch_size begins again after an error
+            self._leave(RuntimeError("the training before has ended in an error"))
         accelerator = self.trainer.accelerator
         scaler = getattr(accelerator, "scaler", None)
         self.run = relax(
@@ -113,7 +113,11 @@ class PliantCallback(TrainerCallback):
 
     def _noting_train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
         self._resume_from = resume_from_checkpoint
-        return self._train(resume_from_checkpoint, *args, **options)
+        try:
+            return self._train(resume_from_checkpoint, *args, **options)
+        except BaseException as error:
+            self._leave(error)
+            raise
 
     def _adding_log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
         if self.run is not None and self._meter is not None and "loss" in logs:
@@ -126,9 +130,9 @@ class PliantCallback(TrainerCallback):
             return Path(self._resume_from)
         return Path(get_last_checkpoint(str(args.output_dir)) or str(args.output_dir))
 
-    def _leave(self) -> None:
-        error = RuntimeError("the training before has ended in an error")
+    def _leave(self, error: BaseException) -> None:
+        """Break the run off, so that no rank waits for this one."""
         self._mean.close()
-        if self.run is not None:
-            self.run.__exit__(RuntimeError, error, None)
-            self.run = None
+        run, self.run = self.run, None
+        if run is not None:
+            run.__exit__(type(error), error, None)

@@ -1,0 +1,136 @@
+"""Runs in checkpoints of frameworks: stand-ins with the calls that Pliant takes part in, in a world of threads."""
+
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import pliant
+from models import new_ddp, train, weights
+from pliant.integrations import fabric as in_fabric
+
+
+class Fabric:
+    """Saves on the first rank, and loads, as Fabric does."""
+
+    def __init__(self, rank):
+        self.rank, self.loggers = rank, []
+        self.strategy = SimpleNamespace(precision=SimpleNamespace())
+
+    def save(self, path, state):
+        held = {name: value.state_dict() for name, value in state.items()}
+        if self.rank == 0:
+            torch.save(held, path)
+
+    def load(self, path, state):
+        for name, saved in torch.load(path).items():
+            state[name].load_state_dict(saved)
+        return {}
+
+
+def begin(fabric, context, seed, what):
+    model = new_ddp(context, seed=seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return model, optimizer, in_fabric.relax(fabric, model, optimizer, what, timeout_s=20)
+
+
+def test_fabric_saves_the_mean_where_ranks_differ(tmp_path):
+    def rank(context):
+        fabric = Fabric(context.rank)
+        model, optimizer, run = begin(fabric, context, 0, "diloco(32)")
+        with run:
+            train(model, optimizer, context.rank, range(2))
+            with (
+                run.consolidated(),
+                pytest.raises(RuntimeError, match=r"fabric.save\(\) needs this rank's own weights"),
+            ):
+                fabric.save(tmp_path / "early.ckpt", {"model": model})
+            fabric.save(tmp_path / "a.ckpt", {"model": model})
+            return weights(model).clone(), [name for name, _ in model.named_parameters()]
+
+    (first, names), (second, _) = pliant.run_world(2, rank)
+    assert not torch.equal(first, second)
+    saved = torch.load(tmp_path / "a.ckpt")["model"]
+    found = torch.cat([saved[name].flatten() for name in names])
+    torch.testing.assert_close(found, (first + second) / 2)
+    assert not (tmp_path / "early.ckpt").exists()
+
+
+def test_two_runs_of_one_fabric_go_on_to_the_bit(tmp_path):
+    """As a GAN's: each keeps a part of its own, though both models are alike."""
+
+    def rank(context):
+        ended = []
+        for loads in (False, True):
+            fabric = Fabric(context.rank)
+            pairs = [begin(fabric, context, seed, "topk") for seed in (1, 2)]
+            names = ["model", "optimizer", "other", "its optimizer"]
+            state = dict(zip(names, [part for pair in pairs for part in pair[:2]], strict=True))
+            if loads:
+                fabric.load(tmp_path / "a.ckpt", state)
+            for steps in [range(2, 4)] if loads else [range(2), range(2, 4)]:
+                for k, (model, optimizer, _) in enumerate(pairs):
+                    train(model, optimizer, context.rank + 10 * k, steps)
+                if steps.start == 0:
+                    fabric.save(tmp_path / "a.ckpt", state)
+            ended.append(torch.cat([weights(model) for model, _, _ in pairs]).clone())
+            for _, _, run in pairs:
+                run.close()
+        return ended
+
+    for before, after in pliant.run_world(2, rank):
+        assert torch.equal(before, after)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.ckpt", "a.ckpt.pliant", "a.ckpt.pliant2"}
+
+
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="needs accelerate: pip install accelerate")
+def test_an_accelerator_loads_what_it_likes_once_the_run_is_closed(tmp_path):
+    from pliant.integrations.accelerate import relax
+
+    class Accelerator:
+        scaler, trackers = None, ()
+
+        def __init__(self):
+            self.before_save, self.before_load, self.objects = [], [], []
+            self.register_save_state_pre_hook = self.before_save.append
+            self.register_load_state_pre_hook = self.before_load.append
+            self.register_for_checkpointing = self.objects.append
+
+        def end_training(self): ...
+
+    def rank(context):
+        accelerator, model = Accelerator(), new_ddp(context)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = relax(accelerator, model, optimizer, "topk", timeout_s=20)
+        accelerator.before_load[0]([model], str(tmp_path))
+        with pytest.raises(ValueError, match=r"pliant/rank\d.pt is not there"):
+            accelerator.objects[0].load_state_dict({})
+        accelerator.end_training()
+        accelerator.objects[0].load_state_dict({})
+        return run.is_open
+
+    assert pliant.run_world(2, rank) == [False, False]
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers: pip install transformers accelerate")
+@pytest.mark.parametrize("error", [ValueError("a batch was odd"), KeyboardInterrupt()])
+def test_a_trainer_that_fails_breaks_its_run_off(error):
+    from pliant.integrations.transformers import PliantCallback
+
+    def rank(context):
+        model, runs = new_ddp(context), []
+
+        def fails(resume_from_checkpoint):
+            callback.on_train_begin(SimpleNamespace(eval_on_start=False), SimpleNamespace(global_step=0), None)
+            runs.append(callback.run)
+            raise error
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = SimpleNamespace(train=fails, log=None, accelerator=None, model_wrapped=model, optimizer=optimizer)
+        callback = PliantCallback(trainer, "topk", timeout_s=20)
+        with pytest.raises(type(error)):
+            trainer.train()
+        return callback.run, runs[0].is_open
+
+    assert pliant.run_world(2, rank) == [(None, False)] * 2
