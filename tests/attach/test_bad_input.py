@@ -75,12 +75,13 @@ def test_a_script_without_a_model_keeps_its_own_end(code, status, sentence, tmp_
             "The script steps 2 wrapped models (Linear), and pliant run attaches itself to one",
             marks=pytest.mark.extended,
         ),
-        (
+        pytest.param(
             "DDP = DistributedDataParallel\n"
             "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook\n"
             "def DistributedDataParallel(m):\n    m = DDP(m)\n    m.register_comm_hook(None, fp16_compress_hook)\n"
             "    return m\ntrain(4)",
             "The model has a communication hook of the script, and Pliant needs that place",
+            marks=pytest.mark.extended,
         ),
         ("train(1)", "No optimizer has stepped a model in DistributedDataParallel, fully_shard or replicate twice"),
     ],

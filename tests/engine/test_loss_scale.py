@@ -380,7 +380,7 @@ def test_a_step_that_some_of_two_optimizers_skip_counts_once(overflows, fused, w
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
-@pytest.mark.parametrize("skipped", [(2, 3, 7), (0, 1)], ids=str)
+@pytest.mark.parametrize("skipped", [(2, 3, 7), pytest.param((0, 1), marks=pytest.mark.extended)], ids=str)
 @pytest.mark.parametrize("fused", [(False, False), (True, False)], ids=str)
 @pytest.mark.parametrize("overflows", [(0,), (1,), (0, 1)], ids=str)
 @pytest.mark.parametrize("staleness", [0, 1])
