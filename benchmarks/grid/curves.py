@@ -79,8 +79,8 @@ def run_in_cells(job: Job, kind: str, rate: float, cells: Sequence[str] = (), ar
 
     """
     known = {cell["cell"]: cell for cell in read("cell")}
-    mine = [t for t in job.left(kind) if t["cell"] in (cells or known) and t["arm"] in (arms or [t["arm"]])]
-    left = sorted(mine, key=lambda trial: trial["seed"])
+    wanted = [t for t in job.left(kind) if (not cells or t["cell"] in cells) and (not arms or t["arm"] in arms)]
+    left = sorted(wanted, key=lambda trial: trial["seed"])
     for (name, _), mine in itertools.groupby(left, key=lambda trial: (trial["cell"], trial["seed"])):
         if not job.has_time():
             return

@@ -79,12 +79,14 @@ class Dion(OwnOptimizer):
             self.param_groups.pop()
             raise
 
-    def _step_group(self, group: dict[str, Any]) -> None:
-        for w in group["params"]:
-            if w.grad is not None:
-                self._step_one(w, w.grad, group)
+    def _step_group(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        for w in parameters:
+            self._step_one(w, group)
 
-    def _step_one(self, w: Tensor, g: Tensor, group: dict[str, Any]) -> None:
+    def _step_one(self, w: Tensor, group: dict[str, Any]) -> None:
+        g = w.grad
+        if g is None:
+            return
         if g.is_sparse:
             raise RuntimeError("Dion needs dense gradients, but got a sparse one; make the layer with sparse=False.")
         n, m = w.shape

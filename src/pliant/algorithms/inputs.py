@@ -20,6 +20,7 @@ __all__ = [
     "as_schedule",
     "averaging_of",
     "node_of",
+    "ranks_of",
 ]
 
 
@@ -125,3 +126,8 @@ def _scheduling(schedule: ScheduleLike | OwnerScheduleLike, plain: str) -> Any:
             "the file that `pliant probe` or `pliant schedule` has written."
         ) from None
     return from_json(Schedule if '"rounds"' in text else Topology, text)
+
+
+def ranks_of(optimizer: HasGroups) -> list[int]:
+    """Return the ranks to which groups of an optimizer, such as Dion, orthogonalize: each once, the least first."""
+    return sorted({int(group["rank"]) for group in optimizer.param_groups if "rank" in group})

@@ -5,11 +5,9 @@ from typing import Any
 
 from pliant.algorithms.inputs import AlgorithmLike, HasGroups, averaging_of
 from pliant.spec import LocalSteps, OptimizerState
+from pliant.spec.optimizer_state import FIRST_MOMENT, SECOND_MOMENT
 
 __all__ = ["des_loc", "moments_of", "mt_dao", "require_slow_momentum"]
-
-_FIRST, _SECOND = "exp_avg", "exp_avg_sq"
-"""Names of Adam's moments in torch."""
 
 
 def des_loc(
@@ -17,8 +15,8 @@ def des_loc(
     *,
     first: int = 3,
     second: int = 6,
-    first_states: Sequence[str] = (_FIRST,),
-    second_states: Sequence[str] = (_SECOND,),
+    first_states: Sequence[str] = (FIRST_MOMENT,),
+    second_states: Sequence[str] = (SECOND_MOMENT,),
     averaging: AlgorithmLike | None = None,
 ) -> LocalSteps:
     """Average weights every `period` steps, and the optimizer's moments more rarely (DES-LOC, arXiv:2505.22549).
@@ -72,9 +70,9 @@ def moments_of(optimizer: HasGroups) -> Mapping[str, Any]:
 
     """
     groups = optimizer.param_groups
-    first = [_FIRST] if any("betas" in group for group in groups) else []
+    first = [FIRST_MOMENT] if any("betas" in group for group in groups) else []
     first += ["momentum_buffer"] if any(group.get("momentum") for group in groups) else []
-    second = [_SECOND] if any("betas" in group for group in groups) else []
+    second = [SECOND_MOMENT] if any("betas" in group for group in groups) else []
     second += ["max_exp_avg_sq"] if any(group.get("amsgrad") for group in groups) else []
     if not first:
         raise ValueError(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 __all__ = ["OwnOptimizer"]
@@ -21,9 +22,9 @@ class OwnOptimizer(Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            self._step_group(group)
+            self._step_group([p for p in group["params"] if p.grad is not None], group)
         return loss
 
     @abstractmethod
-    def _step_group(self, group: dict[str, Any]) -> None:
+    def _step_group(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """Step the parameters of a group that have a gradient."""

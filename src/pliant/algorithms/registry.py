@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
-from pliant.algorithms.inputs import AlgorithmLike, HasGroups, node_of
+from pliant.algorithms.inputs import AlgorithmLike, HasGroups, node_of, ranks_of
 from pliant.algorithms.optimizer_states import moments_of, require_slow_momentum
 from pliant.spec import Custom, Exchange, SyncPlan
 
@@ -88,7 +88,7 @@ def _momentum(optimizer: HasGroups) -> Mapping[str, Any]:
 
 def _rank(optimizer: HasGroups) -> Mapping[str, Any]:
     """Return the rank to which an optimizer's groups orthogonalize, if they have one."""
-    ranks = sorted({int(group["rank"]) for group in optimizer.param_groups if "rank" in group})
+    ranks = ranks_of(optimizer)
     if len(ranks) > 1:
         raise ValueError(
             f"dion by name takes the rank of the optimizer, whose groups have {' and '.join(map(str, ranks))}; give "

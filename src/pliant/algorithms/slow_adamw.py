@@ -65,13 +65,12 @@ class SlowAdamW(OwnOptimizer):
         settings = {"lr": lr, "betas": betas, "slow_weight": slow_weight, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, settings)
 
-    def _step_group(self, group: dict[str, Any]) -> None:
+    def _step_group(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        for p in group["params"]:
-            if p.grad is not None:
-                alike.setdefault((p.device, p.dtype), []).append(p)
-        for parameters in alike.values():
-            self._step_together(parameters, group)
+        for p in parameters:
+            alike.setdefault((p.device, p.dtype), []).append(p)
+        for together in alike.values():
+            self._step_together(together, group)
 
     def _step_together(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """Step parameters of one type on one device."""

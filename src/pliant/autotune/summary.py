@@ -4,9 +4,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from pliant.planner import SearchResult
+from pliant.simulator.layout import itemsize
 from pliant.spec import SyncPlan, Topology, Workload
 
 __all__ = ["Choice", "explain"]
@@ -54,7 +53,7 @@ def explain(
         predicted: Whether the time of torch's own exchange was predicted, and not measured in turns.
 
     """
-    num_bytes = sum(t.numel * getattr(torch, t.dtype, torch.float32).itemsize for t in workload.tensors)
+    num_bytes = sum(tensor.numel * itemsize(tensor) for tensor in workload.tensors)
     rates = [rate for host in topology.hosts if (rate := min(host.send_bytes_per_s, host.receive_bytes_per_s)) > 0]
     rate = f"{min(rates) * 8e-6:.3g} Mbit/s" if rates and len(topology.hosts) > 1 else "no limit that was found"
     tried = found.trials if found is not None else ()

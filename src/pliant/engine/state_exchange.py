@@ -11,8 +11,9 @@ from torch.optim import Optimizer
 from pliant.algorithms.base import StepContext
 from pliant.engine.comm_thread import CommThread
 from pliant.engine.rank_checks import describe_failure
-from pliant.engine.state_parts import StatePart
+from pliant.engine.state_parts import StatePart, largest_ratios
 from pliant.engine.weight_parts import BetweenSteps, largest_lr
+from pliant.spec.optimizer_state import FIRST_MOMENT
 
 __all__ = ["StateExchange"]
 
@@ -52,8 +53,10 @@ class StateExchange(BetweenSteps):
         ]
         for handle in handles:
             handle.wait()
-        for part in due:
-            part.bound(optimizer)
+        firsts = [part for part in due if part.key == FIRST_MOMENT and part.comm.size > 1]
+        ratios = largest_ratios(optimizer) if firsts else {}
+        for part in firsts:
+            part.bound(optimizer, ratios)
 
     def reset_reference(self, which: Callable[[str], bool] = lambda _: True) -> None:
         """Begin from the states that there are: a mean has no reference."""

@@ -17,11 +17,10 @@ from pliant.engine.comms import Comms
 from pliant.engine.state_shapes import StateShapes
 from pliant.engine.weight_parts import WeightPart, require_finite
 from pliant.spec import OptimizerState, Timing, averaged_states
+from pliant.spec.optimizer_state import FIRST_MOMENT, SECOND_MOMENT
 
-__all__ = ["StatePart", "split_states"]
+__all__ = ["StatePart", "largest_ratios", "split_states"]
 
-_FIRST, _SECOND = "exp_avg", "exp_avg_sq"
-"""Names of Adam's moments in torch's optimizers."""
 _ROOM = 4.0
 """Where ranks' gradients are somewhat unlike, means stay as they are."""
 
@@ -75,20 +74,17 @@ class StatePart:
                 held.copy_(view)
 
     @torch.no_grad()
-    def bound(self, optimizer: Optimizer) -> None:
+    def bound(self, optimizer: Optimizer, ratios: Mapping[Tensor, float]) -> None:
         """Cut the mean of Adam's first moments m to four times what they can be beside this rank's second moments v.
 
         Adam's m and v are sums of (1 - b1) b1^k g and (1 - b2) b2^k g^2 over the same gradients g, k steps old. So |m|
         is at most (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)) sqrt(v) (Cauchy and Schwarz). The mean of m need not be,
         where the rank has seen far smaller gradients than others. Where it has seen none, a step would be lr m / eps.
         """
-        if self.key != _FIRST or self.comm.size == 1:
-            return
-        factors = {p: _largest_ratio(group) for group in optimizer.param_groups for p in group["params"]}
-        pairs = zip(self._held(optimizer, _FIRST), self._held(optimizer, _SECOND), strict=True)
-        for parameter, (m, v) in zip(self.bucket.weights, pairs, strict=True):
-            if m is not None and v is not None and (factor := factors.get(parameter, math.inf)) < math.inf:
-                limit = v.sqrt().mul_(_ROOM * factor)
+        moments = zip(self._held(optimizer, FIRST_MOMENT), self._held(optimizer, SECOND_MOMENT), strict=True)
+        for parameter, (m, v) in zip(self.bucket.weights, moments, strict=True):
+            if m is not None and v is not None and (ratio := ratios.get(parameter, math.inf)) < math.inf:
+                limit = v.sqrt().mul_(_ROOM * ratio)
                 m.clamp_(-limit, limit)
 
     def _held(self, optimizer: Optimizer, key: str) -> Iterator[Tensor | None]:
@@ -148,7 +144,12 @@ def _numel(part: StatePart) -> int:
     return sum(span.numel for span in part.bucket.spans)
 
 
+def largest_ratios(optimizer: Optimizer) -> dict[Tensor, float]:
+    """Return the largest |m| / sqrt(v) that Adam's moments of each parameter can have (`StatePart.bound`)."""
+    return {p: _largest_ratio(group) for group in optimizer.param_groups for p in group["params"]}
+
+
 def _largest_ratio(group: Mapping[str, Any]) -> float:
-    """Return the largest |m| / sqrt(v) that Adam's moments can have; infinity where gradients do not bound it."""
+    """Return the ratio for the betas of a group; infinity where gradients do not bound it."""
     b1, b2 = (float(beta) for beta in group.get("betas", (0.0, 0.0)))
     return (1 - b1) / math.sqrt((1 - b2) * (1 - b1**2 / b2)) if b1**2 < b2 < 1 else math.inf

@@ -12,7 +12,7 @@ from pliant.comm.striping import MAX_CONNECTIONS, ConnectionChoice
 from pliant.netmodel import Floats, Ints
 from pliant.netmodel.slow_start import halvings
 from pliant.network.inference import Matrix, Pair, round_robin_pairs, split_into_rounds
-from pliant.network.parallel_streams import measure_connections
+from pliant.network.parallel_streams import End, measure_connections
 from pliant.network.rank_places import ranks_of_hosts, require_gloo
 from pliant.network.streams import half_trips_s
 from pliant.spec.units import format_rate, format_time
@@ -145,7 +145,8 @@ def _rates(comm: Comm, pairs: Sequence[Pair], connections: int, duration_s: floa
     if streams is not None:
         (k,) = (k for k, pair in enumerate(pairs) if comm.rank in pair)
         try:
-            found[k] = measure_connections((comm, sum(pairs[k]) - comm.rank), (streams, 1 - streams.rank), duration_s)
+            asks, answers = End(comm, sum(pairs[k]) - comm.rank), End(streams, 1 - streams.rank)
+            found[k] = measure_connections(asks, answers, duration_s)
         finally:
             streams.close()
     comm.all_reduce(found).wait()

@@ -8,7 +8,7 @@ import torch
 
 from pliant.comm import Comm
 from pliant.network.inference import round_robin_pairs
-from pliant.network.parallel_streams import measure_connections
+from pliant.network.parallel_streams import End, measure_connections
 from pliant.network.rank_places import ranks_of_hosts, require_gloo
 
 __all__ = ["ConnectionRates", "measure_by_connections"]
@@ -75,7 +75,7 @@ def measure_by_connections(
             for k, lasts_s in ((1, _WARM_UP_S), (0, duration_s), (1, duration_s)):
                 asks.barrier()
                 if peer is not None:
-                    rates[peer, me, k] = measure_connections((asks, peer), (mine[1 + k], peer), lasts_s)
+                    rates[peer, me, k] = measure_connections(End(asks, peer), End(mine[1 + k], peer), lasts_s)
     comm.all_reduce(rates).wait()  # each rate was measured by one rank
     return [
         ConnectionRates(

@@ -4,13 +4,14 @@ import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import torch
 
 from pliant.comm import Comm, Work
 from pliant.comm.striping import SMALL_BYTES
 
-__all__ = ["measure_connections", "settled_throughput"]
+__all__ = ["End", "measure_connections", "settled_throughput"]
 
 _CHUNKS = 32
 _LEAST_CHUNK_BYTES = SMALL_BYTES + 64
@@ -22,10 +23,15 @@ _MOST_BYTES = 64_000_000
 _SETTLING = 0.5
 """Part of the time that is not counted: slow start, and what shapers' full buckets let through for nothing."""
 
-End = tuple[Comm, int]
-"""A comm, and the rank of the peer in it."""
 Arrivals = Sequence[tuple[float, int]]
 """Times at which data was complete, in s, and bytes received by then, from (start, 0) on."""
+
+
+class End(NamedTuple):
+    """A comm, and the rank of the peer in it."""
+
+    comm: Comm
+    peer: int
 
 
 def measure_connections(asks: End, answers: End, duration_s: float) -> float:
@@ -69,11 +75,11 @@ def _serve(asks: End, answers: End) -> None:
     """Send what the peer asks for, until it asks for nothing."""
     question = torch.zeros(1, dtype=torch.int64)  # bytes in a chunk
     while True:
-        asks[0].exchange([], [(asks[1], question)]).wait()
+        asks.comm.exchange([], [(asks.peer, question)]).wait()
         if not int(question):
             return
         chunk = torch.zeros(int(question), dtype=torch.uint8)
-        for sent in [answers[0].exchange([(answers[1], chunk)], [], turn=k) for k in range(_CHUNKS)]:
+        for sent in [answers.comm.exchange([(answers.peer, chunk)], [], turn=k) for k in range(_CHUNKS)]:
             sent.wait()
 
 
@@ -102,10 +108,10 @@ def _receive(asks: End, answers: End, duration_s: float) -> Arrivals:
 def _ask(asks: End, answers: End, size: int) -> list[Work]:
     """Ask for chunks of so many bytes; return what completes as each of them comes."""
     buffer = torch.empty(size, dtype=torch.uint8)  # one for all: nobody looks at what has come
-    posted = [answers[0].exchange([], [(answers[1], buffer)], turn=k) for k in range(_CHUNKS)]
+    posted = [answers.comm.exchange([], [(answers.peer, buffer)], turn=k) for k in range(_CHUNKS)]
     _question(asks, size).wait()
     return posted
 
 
 def _question(asks: End, size: int) -> Work:
-    return asks[0].exchange([(asks[1], torch.tensor([size]))], [])
+    return asks.comm.exchange([(asks.peer, torch.tensor([size]))], [])

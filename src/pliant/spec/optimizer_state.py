@@ -7,11 +7,14 @@ from pliant.spec.gradients import AllReduce, Custom
 from pliant.spec.ranges import Count, check_ranges
 from pliant.spec.timing import Timing
 
-__all__ = ["OptimizerState"]
+__all__ = ["FIRST_MOMENT", "SECOND_MOMENT", "OptimizerState"]
+
+FIRST_MOMENT, SECOND_MOMENT = "exp_avg", "exp_avg_sq"
+"""Names of Adam's moments in torch's optimizers."""
 
 _DIVISORS = frozenset(
     {
-        *("exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "acc_delta", "sum"),
+        *(SECOND_MOMENT, "max_exp_avg_sq", "exp_inf", "square_avg", "acc_delta", "sum"),
         *("row_var", "col_var", "variance"),
     }
 )

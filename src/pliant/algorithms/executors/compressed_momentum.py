@@ -76,10 +76,9 @@ class OneBitAdam(OwnOptimizer):
         """The exchange that belongs to this optimizer: what `relax(..., "onebit_adam")` uses."""
         return CompressedMomentum(beta=self.param_groups[0]["betas"][0], warmup_steps=self.warmup_steps)
 
-    def _step_group(self, group: dict[str, Any]) -> None:
-        for p in group["params"]:
-            if p.grad is not None:
-                self._step_one(p, group)
+    def _step_group(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        for p in parameters:
+            self._step_one(p, group)
 
     def _step_one(self, p: Tensor, group: dict[str, Any]) -> None:
         beta1, beta2 = group["betas"]

@@ -7,6 +7,7 @@ from torch.optim import Optimizer
 
 from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.algorithms.executors.ratio_state import check_single_momentum
+from pliant.algorithms.inputs import ranks_of
 from pliant.buckets import Bucket
 from pliant.collectives.lowrank import LowRankAverage
 from pliant.comm.base import Comm
@@ -55,7 +56,7 @@ class LowRankExecutor:
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse a second momentum in the optimizer, and another rank than that of the momentum that comes."""
         check_single_momentum(self.node.momentum, optimizer)
-        ranks = sorted({int(group["rank"]) for group in optimizer.param_groups if "rank" in group})
+        ranks = ranks_of(optimizer)
         if self.node.momentum and ranks and self.node.rank not in ranks:
             raise ValueError(
                 f"the optimizer steps along {' or '.join(map(str, ranks))} directions of a matrix, but this algorithm "
