@@ -66,7 +66,7 @@ def cases(name: str, codec: Codec, x: torch.Tensor, out: torch.Tensor, residual:
             name,
             "encode_feedback" if fused else "encode_feedback (plain)",
             feedback_bytes,
-            lambda: encode_feedback(codec, x, residual, payload, 1, out),
+            lambda: encode_feedback(codec, x, residual, payload, 1),
             [],
         ),
     ]

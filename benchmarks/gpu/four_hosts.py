@@ -6,6 +6,7 @@ as long as its link would take, and the table says so.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -90,6 +91,8 @@ def _say_hidden(name: str, which: str, found: dict[str, float], *, wanted: bool)
 
 def _in_namespaces(rate: str, arguments: list[str], environment: dict[str, str]) -> str:
     """Return "", or why it did not go."""
+    if shutil.which("ip") is None:
+        return "no iproute2 there"
     emulate = "from pliant.cli.main import main; main()"
     command = [sys.executable, "-c", emulate, "emulate", "--hosts", "4", "--rate", rate]
     command += ["--timeout", f"{_LIMIT_S}s", "--", sys.executable, str(_WORKER), *arguments]

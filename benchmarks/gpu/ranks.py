@@ -53,6 +53,9 @@ def shared_device() -> Iterator[dict[str, str]]:
 
     Without it, the GPU gives each process a slice of time after the other, and whoever waits for a copy of some
     microseconds waits for the slices of all others. Where there is no MPS, the environment is empty.
+
+    By MPS a process has two work queues, where it has eight alone: two streams of a process that share one wait for
+    each other, so that an exchange waits for all of backward that was launched before it. So each gets its eight here.
     """
     program = shutil.which("nvidia-cuda-mps-control", path=os.environ["PATH"] + ":/usr/local/nvidia/bin")
     with tempfile.TemporaryDirectory() as folder:
@@ -62,6 +65,6 @@ def shared_device() -> Iterator[dict[str, str]]:
             yield {}
             return
         try:
-            yield places
+            yield places | {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}
         finally:
             subprocess.run([program], input="quit\n", text=True, env=environment, check=False, timeout=30)

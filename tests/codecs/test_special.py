@@ -20,7 +20,9 @@ from pliant.codecs import (
     all_finite,
     codec_from,
     finite,
+    finite_flag,
     first_nonfinite,
+    nonfinite_place,
     tensor_hash,
 )
 from pliant.spec import CodecSpec
@@ -110,6 +112,17 @@ def test_finite_scan_names_the_first():
     assert first_nonfinite(x) == 7001
     assert not all_finite(x.double())
     assert first_nonfinite(x.to(torch.bfloat16)) == 7001
+
+
+@pytest.mark.parametrize("numel", [0, 1, 7, 1023, 1024, 1025, 5000, 8192])
+def test_what_a_device_finds_is_what_the_host_finds(numel):
+    generator = torch.Generator().manual_seed(numel)
+    for count in range(4):
+        x = torch.randn(numel, generator=generator)
+        for value in (torch.nan, torch.inf, -torch.inf)[:count]:
+            x[torch.randint(max(1, numel), (min(1, numel),), generator=generator)] = value
+        assert int(nonfinite_place(x)) == first_nonfinite(x)
+        assert bool(finite_flag(x)) == all_finite(x)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

@@ -9,6 +9,7 @@ from pliant import accelerator
 from pliant.comm import RecordedComm, StagedComm, hierarchical_comm, staged
 from pliant.engine import (
     background_average,
+    bucket_layout,
     comm_thread,
     device_findings,
     pair_buckets,
@@ -63,7 +64,8 @@ def use_device(monkeypatch):
         monkeypatch.setattr(module, "pinned", host_buffer)
     for module in (staged, device_findings, sharded_findings, comm_thread, posted_weights, accelerator):
         monkeypatch.setattr(module, "current_stream", lambda device: _LaneStream())
-    monkeypatch.setattr(device_findings, "used_here", lambda *tensors: None)
+    for module in (device_findings, bucket_layout):
+        monkeypatch.setattr(module, "used_here", lambda *tensors: None)
     for module in (comm_thread, pair_partner, background_average):
         monkeypatch.setattr(module, "new_stream", lambda device: _LaneStream() if device == DEVICE else None)
     for kind, device_of in ((CommThread, "device"), (Partner, "_device"), (BackgroundAverage, "_device")):

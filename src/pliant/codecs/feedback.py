@@ -23,9 +23,7 @@ def decay_residual(residual: Tensor, x: Tensor, decay: float) -> None:
         residual.mul_(decay)
 
 
-def encode_feedback(
-    codec: Codec, x: Tensor, residual: Tensor, payload: Tensor, seed: int, scratch: Tensor | None = None
-) -> None:
+def encode_feedback(codec: Codec, x: Tensor, residual: Tensor, payload: Tensor, seed: int) -> None:
     """Encode x + residual and keep in residual what the payload does not carry.
 
     Seide et al., 1-bit SGD (Interspeech 2014); Stich and Karimireddy (arXiv:1909.05350):
@@ -34,16 +32,15 @@ def encode_feedback(
     alone the e of a quantizer's block, and all of the e of a cast, whose range is the smallest.
 
     Args:
-        codec: Any codec; one with a fused kernel needs one pass.
+        codec: Any codec; one with a fused kernel needs one pass, and no memory beside what is given.
         x: float32 (numel,), unchanged.
         residual: float32 (numel,), replaced.
         payload: uint8 (codec.nbytes(numel),), overwritten.
         seed: For the codec's random numbers.
-        scratch: float32 (numel,), overwritten; used by codecs without a fused kernel; made if not given.
 
     """
     if is_accelerator(x.device):
-        _on_device(codec, x, residual, payload, seed, scratch)
+        _on_device(codec, x, residual, payload, seed)
         return
     if isinstance(codec, FusedFeedback):
         if all_finite(x):
@@ -52,27 +49,25 @@ def encode_feedback(
             codec.encode(x, payload, seed)
         return
     check_encode(codec.name, x, payload, codec.nbytes(x.numel()), residual)
-    scratch = torch.empty_like(x) if scratch is None else scratch
-    torch.add(x, residual, out=scratch)
+    scratch = x + residual
     codec.encode(scratch, payload, seed)
     codec.decode(payload, scratch)
     if all_finite(scratch):
         residual.add_(x).sub_(scratch)
 
 
-def _on_device(codec: Codec, x: Tensor, residual: Tensor, payload: Tensor, seed: int, scratch: Tensor | None) -> None:
+def _on_device(codec: Codec, x: Tensor, residual: Tensor, payload: Tensor, seed: int) -> None:
     """Do the same where the host must not wait to know whether x is finite."""
     if isinstance(codec, FusedOwner) and codec.fuses(x):
         codec.encode_gated(x, residual, payload, seed)
         return
-    scratch = torch.empty_like(x) if scratch is None else scratch
     if isinstance(codec, FusedFeedback):
-        scratch.copy_(residual)
+        before = residual.clone()
         codec.encode_feedback(x, residual, payload, seed)
-        residual.copy_(torch.where(finite_flag(x), residual, scratch))
+        torch.where(finite_flag(x), residual, before, out=residual)
         return
     check_encode(codec.name, x, payload, codec.nbytes(x.numel()), residual)
-    torch.add(x, residual, out=scratch)
+    scratch = x + residual
     codec.encode(scratch, payload, seed)
     codec.decode(payload, scratch)
     residual.copy_(torch.where(finite_flag(scratch), (residual + x).sub_(scratch), residual))

@@ -1,6 +1,7 @@
 """Scatter - reduce - gather with a codec in both directions."""
 
 from collections.abc import Generator
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -87,8 +88,11 @@ class CompressedAverage:
             codec, parts, back, device
         )
         self._mean = self._from_owners.payloads[comm.rank]
-        self._scratch = self._to_owners.scratch
-        self._error = torch.zeros(max((piece.numel for piece in self._mine), default=0), device=device)
+
+    @cached_property
+    def _error(self) -> Tensor:
+        """Room for the error of a mean; where owners' steps are fused, nobody asks for it."""
+        return torch.empty(max((piece.numel for piece in self._mine), default=0), device=self._mean[0].device)
 
     def __call__(self, x: Tensor, seed: int, residual: Tensor | None = None) -> None:
         """Replace x, float32 (numel,), by the mean over ranks. With residual, (numel,), errors are fed back.
@@ -149,8 +153,8 @@ class CompressedAverage:
             self._codec.encode(total, self._mean[k], seed)
             owed.zero_()
         else:
-            error = self._error[: total.numel()].zero_()
-            encode_feedback(self._codec, total, error, self._mean[k], seed, self._scratch[: total.numel()])
+            error = self._error[: len(total)].zero_()
+            encode_feedback(self._codec, total, error, self._mean[k], seed)
             torch.mul(error, self._comm.size, out=owed)
         self._codec.decode(self._mean[k], total)
 
@@ -162,5 +166,5 @@ class CompressedAverage:
             owed.masked_fill_(finite, 0.0)
             return
         error = self._error[: len(mean)].zero_()
-        encode_feedback(self._codec, mean, error, self._mean[k], seed, self._scratch[: len(mean)])
+        encode_feedback(self._codec, mean, error, self._mean[k], seed)
         owed.copy_(torch.where(finite, error.mul_(self._comm.size), owed))

@@ -73,8 +73,6 @@ class OwnerReduction(ABC):
         self._peers, self._mine = rotated_peers(comm), parts[comm.rank]
         peers = sorted(self._peers)
         self._receives = [_slots(codec, [(peer, piece) for peer in peers], device) for piece in self._mine]
-        self.scratch = torch.empty(max((p.numel for part in parts for p in part), default=0), device=device)
-        """Room for the largest piece, (numel,), used within one call."""
 
     @abstractmethod
     def send(self, x: Tensor, residual: Tensor | None, seed: int) -> list[list[Work]]:
@@ -102,8 +100,7 @@ class OwnerReduction(ABC):
         if residual is None:
             self._codec.encode(piece.of(x), payload, seed)
         else:
-            scratch = self.scratch[: piece.numel]
-            encode_feedback(self._codec, piece.of(x), piece.of(residual), payload, seed, scratch)
+            encode_feedback(self._codec, piece.of(x), piece.of(residual), payload, seed)
 
 
 class ToOwners(OwnerReduction):

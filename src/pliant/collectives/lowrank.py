@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pliant.accelerator import is_accelerator
-from pliant.codecs import all_finite, finite_flag
+from pliant.codecs import all_finite, finite_flag, keep_unless
 from pliant.codecs.kernels import kernels_for
 from pliant.collectives.averaging import ShortVectorAverage
 from pliant.comm.base import Comm
@@ -94,9 +94,11 @@ class LowRankAverage:
         self._mean_second(self._second)
         # What is not finite in any x is not in P or Q.
         if is_accelerator(x.device):
-            self._split_if_finite(x, residual, factors, ps, qs)
+            finite = finite_flag(self._first) & finite_flag(self._second)
+            self._split(x, residual, factors, ps, qs, finite)
+            x.masked_fill_(~finite, torch.nan)
         elif all_finite(self._first) and all_finite(self._second):
-            self._split(x, residual, factors, ps, qs)
+            self._split(x, residual, factors, ps, qs, None)
         else:
             x.fill_(torch.nan)
 
@@ -109,31 +111,35 @@ class LowRankAverage:
             self._drawn[name] = first_factor(*q.shape).to(q.device)
         q.copy_(torch.where(alive, q, self._drawn[name]))  # on an accelerator nobody waits to know whether it is zero
 
-    def _split_if_finite(
-        self, x: Tensor, residual: Tensor, factors: Mapping[str, Tensor], ps: list[Tensor], qs: list[Tensor]
-    ) -> None:
-        """Split, or leave residual and factors as they are and x all NaN, without waiting for the device."""
-        finite = finite_flag(self._first) & finite_flag(self._second)
-        kept = [(residual, residual.clone()), *((q, q.clone()) for q in factors.values())]
-        self._split(x, residual, factors, ps, qs)
-        for tensor, before in kept:
-            tensor.copy_(torch.where(finite, tensor, before))
-        x.masked_fill_(~finite, torch.nan)
-
     def _split(
-        self, x: Tensor, residual: Tensor, factors: Mapping[str, Tensor], ps: list[Tensor], qs: list[Tensor]
+        self,
+        x: Tensor,
+        residual: Tensor,
+        factors: Mapping[str, Tensor],
+        ps: list[Tensor],
+        qs: list[Tensor],
+        finite: Tensor | None,
     ) -> None:
-        """Leave the product of the factors in x, and the rest in residual, with what stays."""
+        """Leave the product of the factors in x, and the rest in residual, with what stays.
+
+        On an accelerator residual and factors stay as they are unless `finite`, bool (), holds; nobody waits for it.
+        One matrix is copied at a time.
+        """
         at = 0
         for start, stop in self._whole:
-            x[start:stop].copy_(self._first[at : at + stop - start])
-            residual[start:stop].zero_()
+            mean = self._first[at : at + stop - start]
+            x[start:stop].copy_(mean)
+            _take(mean * self._stays, residual[start:stop], finite)
             at += stop - start
         for k, name in enumerate(self._matrices):
-            factors[name].copy_(qs[k])
-            kernels_for(x).low_rank_split(self._matrix(x, name), self._matrix(residual, name), ps[k], qs[k])
-        if self._stays:
-            residual.add_(x, alpha=self._stays)
+            product, rest = self._matrix(x, name), self._matrix(residual, name)
+            before = rest if finite is None else rest.clone()
+            kernels_for(x).low_rank_split(product, rest, ps[k], qs[k])
+            if self._stays:
+                rest.add_(product, alpha=self._stays)
+            if finite is not None:
+                keep_unless(~finite, rest, before)
+            _take(qs[k], factors[name], finite)
 
     def _matrix(self, x: Tensor, name: str) -> Tensor:
         offset, n, _, m = self._matrices[name]
@@ -148,3 +154,11 @@ class LowRankAverage:
             qs.append(self._second[second : second + m * r].view(r, m))
             first, second = first + r * n, second + r * m
         return ps, qs
+
+
+def _take(value: Tensor, into: Tensor, finite: Tensor | None) -> None:
+    """Let a tensor become a value, unless there is a flag that does not hold."""
+    if finite is None:
+        into.copy_(value)
+    else:
+        keep_unless(finite, into, value)

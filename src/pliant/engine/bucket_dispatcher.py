@@ -5,6 +5,7 @@ from collections.abc import Generator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from pliant.accelerator import is_accelerator
 from pliant.algorithms.base import Deferred
 from pliant.buckets import as_real
 from pliant.codecs import all_finite, nonfinite
@@ -149,13 +150,15 @@ class BucketDispatcher:
         if not self._gradients.knows(ready.index, ready.names):
             self._comm_thread.drain()  # what is on its way writes into the state that is about to move
         bucket = self._gradients.layout_of(ready.index, ready.names, ready.shapes, ready.buffer)
-        # Here, since all may wait for the other thread; unless that thread is what fills the buffer.
-        bad = self._gradients.check_finite(bucket, ready.buffer) if ready.filled else -1
         gradients, step, num_backwards = self._gradients, self.step, self.num_backwards
-        deferred, weight = self._deferred, self._weight
-        if bucket.keeps_local(step) and not ready.filled:
+        deferred, weight, keeps_local = self._deferred, self._weight, bucket.keeps_local(step)
+        if keeps_local and not ready.filled:
             return  # they stay where they are; who hands them over looks at them
-        if bucket.keeps_local(step):
+        # On a CPU here, since all may wait for the other thread; unless that thread is what fills the buffer. On an
+        # accelerator there, in whose stream small kernels do not hold up those of backward.
+        here = ready.filled and (keeps_local or not is_accelerator(ready.buffer.device))
+        bad = gradients.check_finite(bucket, ready.buffer) if here else -1
+        if keeps_local:
             if self.scale.is_sought and not ready.buffer.is_sparse:
                 self.overflowed |= nonfinite(ready.buffer)
             gradients.findings.keep(bucket, bad)
@@ -163,7 +166,7 @@ class BucketDispatcher:
             return
 
         def stages() -> Generator[None]:
-            found = bad if ready.filled else gradients.check_finite(bucket, ready.buffer)
+            found = bad if here else gradients.check_finite(bucket, ready.buffer)
             own = yield from gradients.stages(bucket, ready.buffer, found, step=step, num_backwards=num_backwards)
             deferred.extend(own)
             if weight != 1.0:

@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pliant.accelerator import is_accelerator, used_here
 from pliant.algorithms.base import AcceptsPrescaled, Algorithm, State
 from pliant.buckets import Bucket, Span, spans_of
 from pliant.comm.base import Comm
@@ -26,7 +27,7 @@ class BucketPart:
 
     - DDP's buffer is DDP's until its hook is called. Then it is the communication thread's, until the task has called
       `finish`, which gives it back to DDP as the gradient.
-    - `bucket.flat` is a slice of DDP's buffer, or `staging`. It is the algorithm's during `on_ready`, and no longer.
+    - `bucket.flat` is a slice of DDP's buffer, or a copy. It is the algorithm's during `on_ready`, and no longer.
       Deferred work may use the state and buffers of its own (`Algorithm.prepare`), never `bucket.flat`.
     - A bucket of weights is the run's own. The training thread loads it and submits a task. The communication thread
       has it to the end of that task. The training thread stores it after waiting for the task's handle.
@@ -41,9 +42,8 @@ class BucketPart:
     runs: tuple[tuple[int, int], ...]
     """Half-open ranges of the DDP buffer that hold the part, in the order of the bucket."""
     undo: Undo
-    staging: Tensor | None
-    """Buffer of its own, (numel,), where the part is gathered or converted; None when it lies in DDP's buffer as it
-    is."""
+    copies: bool
+    """Whether the part is gathered or converted, as it does not lie in DDP's buffer as the algorithm needs it."""
 
     @cached_property
     def acts_alone(self) -> bool:
@@ -61,29 +61,37 @@ class BucketPart:
 
     def load(self, buffer: Tensor) -> None:
         """Point bucket.flat at this step's gradients; buffer is DDP's, (bucket numel,)."""
-        if self.staging is None:
-            start, stop = self.runs[0]
-            self.bucket.flat = buffer[start:stop]
+        runs, flat = self._runs_of(buffer), self.bucket.flat
+        if not self.copies:
+            (self.bucket.flat,) = runs
             return
-        at = 0
-        for start, stop in self.runs:
-            self.staging[at : at + stop - start].copy_(buffer[start:stop])
-            at += stop - start
+        if flat.is_meta:  # on an accelerator, whose allocator has room at hand for what is in flight alone
+            flat = self.bucket.flat = torch.empty(self.bucket.numel, dtype=flat.dtype, device=buffer.device)
+        torch._foreach_copy_(flat.split(self._lengths), runs)  # one launch for many
 
     def save(self, buffer: Tensor) -> None:
-        """Copy the result from the staging buffer, if there is one, to DDP's buffer, and let go of that."""
-        if self.staging is None:
-            self.let_go()
-            return
-        at = 0
-        for start, stop in self.runs:
-            buffer[start:stop].copy_(self.staging[at : at + stop - start])
-            at += stop - start
+        """Copy the result to DDP's buffer, unless it is there, and let go of that."""
+        if self.copies:
+            torch._foreach_copy_(self._runs_of(buffer), self.bucket.flat.split(self._lengths))
+            if is_accelerator(buffer.device):
+                used_here(self.bucket.flat)
+        self.let_go()
 
     def let_go(self) -> None:
-        """Hold nothing of DDP's buffer until the next `load`: when DDP lays buckets out anew, it frees the old ones."""
-        if self.staging is None:
-            self.bucket.flat = torch.empty(self.bucket.numel, dtype=self.bucket.flat.dtype, device="meta")
+        """Hold nothing of DDP's buffer until the next `load`: when DDP lays buckets out anew, it frees the old ones.
+
+        A copy stays on a CPU, and goes on an accelerator.
+        """
+        flat = self.bucket.flat
+        if not self.copies or is_accelerator(flat.device):
+            self.bucket.flat = torch.empty(self.bucket.numel, dtype=flat.dtype, device="meta")
+
+    def _runs_of(self, buffer: Tensor) -> Sequence[Tensor]:
+        return [buffer[start:stop] for start, stop in self.runs]
+
+    @cached_property
+    def _lengths(self) -> list[int]:
+        return [stop - start for start, stop in self.runs]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,8 +132,8 @@ def split_bucket(
 ) -> BucketLayout:
     """Split a DDP bucket into parts by node, in the order of their first parameter, and prepare each.
 
-    `like` is the DDP buffer, whose dtype and device decide whether a float32 staging buffer is needed. If it is sparse,
-    it is the gradient of one parameter, and no algorithm works on it.
+    `like` is the DDP buffer, whose dtype and device decide whether a copy in float32 is needed. If it is sparse, it is
+    the gradient of one parameter, and no algorithm works on it.
     """
     whole = spans_of(names, shapes)
     nodes = tuple(dict.fromkeys(store.nodes[name] for name in names))
@@ -142,8 +150,7 @@ def split_bucket(
         runs = _merge([(span.offset, span.offset + span.numel) for span in spans])
         numel = sum(stop - start for start, stop in runs)
         dtype = torch.float32 if node.works_in_float32 else like.dtype
-        direct = len(runs) == 1 and dtype == like.dtype
-        staging = None if direct else torch.empty(numel, dtype=dtype, device=like.device)
+        copies = len(runs) > 1 or dtype != like.dtype
         algorithm, comm = store.algorithms[node], comms.of(node)
         own_spans = spans_of([s.name for s in spans], [s.shape for s in spans])
         bucket = Bucket(
@@ -151,7 +158,7 @@ def split_bucket(
             spans=own_spans,
             parts=store.parts_in(own_spans),
             weights=tuple(store.parameters[s.name] for s in spans),
-            flat=like[slice(*runs[0])] if staging is None else staging,
+            flat=torch.empty(numel, dtype=dtype, device=like.device) if copies else like[slice(*runs[0])],
         )
         state = store.state_of(bucket)
         if not node.leaves_gradients(0) or node.timing.until_step:  # otherwise gradients stay where they are
@@ -165,7 +172,7 @@ def split_bucket(
                 state=state,
                 runs=runs,
                 undo=Undo(node, state),
-                staging=staging,
+                copies=copies,
             )
         )
         parts[-1].let_go()

@@ -174,7 +174,7 @@ class ScheduledCodedAverage(_CodedMoves):
         task = Collective(num_ranks=comm.size, block_bytes=sizes, holders=everybody, needers=everybody)
         super().__init__(schedule, task, starts[:-1], codec, comm, told=f"{owner_feedback}", device=device)
         self._numel, self._owner_feedback = numel, owner_feedback
-        self._scratch, self._error = torch.empty(2, max(sizes, default=0), device=device)
+        self._error = torch.empty(max(sizes, default=0), device=device)
 
     def __call__(self, x: Tensor, seed: int, residual: Tensor | None = None) -> None:
         """Replace x, float32 (numel,), by the mean over ranks. With residual, (numel,), errors are fed back.
@@ -206,8 +206,7 @@ class ScheduledCodedAverage(_CodedMoves):
         if residual is None:
             self._codec.encode(part.of(x), part.payload, seed)
         else:
-            scratch = self._scratch[: part.stop - part.start]
-            encode_feedback(self._codec, part.of(x), part.of(residual), part.payload, seed, scratch)
+            encode_feedback(self._codec, part.of(x), part.of(residual), part.payload, seed)
 
     def _encode_mean(self, part: _Part, x: Tensor, residual: Tensor | None, seed: int) -> None:
         """Divide a complete sum, and encode and decode its mean; keep the residual where the mean is not finite."""
@@ -216,9 +215,9 @@ class ScheduledCodedAverage(_CodedMoves):
             self._codec.encode(mean, part.payload, seed)
             self._codec.decode(part.payload, mean)
             return
-        owed, error, scratch = part.of(residual), self._error[: len(mean)], self._scratch[: len(mean)]
+        owed, error = part.of(residual), self._error[: len(mean)]
         torch.div(owed, self._comm.size, out=error)
-        encode_feedback(self._codec, mean, error, part.payload, seed, scratch)
+        encode_feedback(self._codec, mean, error, part.payload, seed)
         self._codec.decode(part.payload, mean)
         keep_unless(finite_flag(mean), owed, error.mul_(self._comm.size if self._owner_feedback else 0))
 
