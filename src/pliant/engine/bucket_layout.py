@@ -65,7 +65,7 @@ class BucketPart:
         if not self.copies:
             (self.bucket.flat,) = runs
             return
-        if flat.is_meta:  # on an accelerator, whose allocator has room at hand for what is in flight alone
+        if flat.is_meta:
             flat = self.bucket.flat = torch.empty(self.bucket.numel, dtype=flat.dtype, device=buffer.device)
         torch._foreach_copy_(flat.split(self._lengths), runs)  # one launch for many
 
@@ -80,11 +80,12 @@ class BucketPart:
     def let_go(self) -> None:
         """Hold nothing of DDP's buffer until the next `load`: when DDP lays buckets out anew, it frees the old ones.
 
-        A copy stays on a CPU, and goes on an accelerator.
+        A copy stays on a CPU. On an accelerator it goes, since the allocator there has such memory at hand: so there
+        are as many as exchanges in flight.
         """
         flat = self.bucket.flat
         if not self.copies or is_accelerator(flat.device):
-            self.bucket.flat = torch.empty(self.bucket.numel, dtype=flat.dtype, device="meta")
+            self.bucket.flat = _nothing(self.bucket.numel, flat.dtype)
 
     def _runs_of(self, buffer: Tensor) -> Sequence[Tensor]:
         return [buffer[start:stop] for start, stop in self.runs]
@@ -158,7 +159,7 @@ def split_bucket(
             spans=own_spans,
             parts=store.parts_in(own_spans),
             weights=tuple(store.parameters[s.name] for s in spans),
-            flat=torch.empty(numel, dtype=dtype, device=like.device) if copies else like[slice(*runs[0])],
+            flat=torch.empty((), dtype=dtype, device=like.device).expand(numel),  # what it is like, without its memory
         )
         state = store.state_of(bucket)
         if not node.leaves_gradients(0) or node.timing.until_step:  # otherwise gradients stay where they are
@@ -175,9 +176,13 @@ def split_bucket(
                 copies=copies,
             )
         )
-        parts[-1].let_go()
+        parts[-1].bucket.flat = _nothing(numel, dtype)
     prescaled = all(isinstance(p.algorithm, AcceptsPrescaled) and not p.node.weights_may_diverge for p in parts)
     return BucketLayout(name=f"bucket {index}", spans=whole, nodes=nodes, parts=tuple(parts), prescaled=prescaled)
+
+
+def _nothing(numel: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(numel, dtype=dtype, device="meta")
 
 
 def _merge(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
