@@ -21,7 +21,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1]))
 
 from grid.job import Job, Record, options
-from grid.trials import HOSTS, read, topology_of
+from grid.trials import ARMS, HOSTS, read, topology_of
 
 from pliant.cli.emulate import topology_from_flags
 from pliant.network import EmulatedCluster, emulate_cluster
@@ -105,10 +105,11 @@ def measure(job: Job, cluster: EmulatedCluster, trials: Sequence[Record], cell: 
     return len(trials) - len(left)
 
 
-def run(job: Job) -> None:
-    """Measure what is left, cell by cell."""
+def run(job: Job, arms: Sequence[str] = ()) -> None:
+    """Measure what is left, cell by cell; of these arms alone, if there are any."""
     cells = {cell["cell"]: cell for cell in read("cell")}
-    for name, group in itertools.groupby(job.left("step"), key=lambda trial: trial["cell"]):
+    of_arms = [trial for trial in job.left("step") if not arms or trial["arm"] in arms]
+    for name, group in itertools.groupby(of_arms, key=lambda trial: trial["cell"]):
         left = list(group)
         if not job.has_time():
             return
@@ -123,10 +124,12 @@ def run(job: Job) -> None:
 
 def main() -> None:
     """Do what the command line asks for."""
-    given = options(__doc__ or "", ["results"]).parse_args()
+    parser = options(__doc__ or "", ["results"])
+    parser.add_argument("--arms", nargs="+", default=(), choices=ARMS, metavar="NAME", help="these arms alone")
+    given = parser.parse_args()
     job = Job(given.results, KINDS, given.seconds, most=given.most)
     if not given.list:
-        run(job)
+        run(job, given.arms)
     print(job.text())
 
 
