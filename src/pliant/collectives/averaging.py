@@ -65,18 +65,14 @@ class ShortVectorAverage:
         if not x.numel() or self._comm.size == 1:
             return
         if self._form == "ring":
-            work = self._comm.all_reduce(x)
-            yield
-            work.wait()
+            yield from _waited_for(self._comm.all_reduce(x))
         else:
             yield from self._gather(x) if self._form == "gather" else self._halves(x)
 
     def _gather(self, x: Tensor) -> Generator[None]:
         """Send x to all, and add up."""
         if self._at_once:
-            work = self._swap([x] * self._comm.size, self._rows, tag=0)
-            yield
-            work.wait()
+            yield from _waited_for(self._swap([x] * self._comm.size, self._rows, tag=0))
         else:
             self._comm.all_gather(self._rows.view(-1), x).wait()
         self._add_rows(x)
@@ -89,13 +85,9 @@ class ShortVectorAverage:
         if self._at_once:
             parts = padded.view(self._comm.size, -1)
             own = parts[self._comm.rank]
-            work = self._swap(parts, self._rows, tag=0)
-            yield
-            work.wait()
+            yield from _waited_for(self._swap(parts, self._rows, tag=0))
             self._add_rows(own)
-            work = self._swap([own] * self._comm.size, parts, tag=1)
-            yield
-            work.wait()
+            yield from _waited_for(self._swap([own] * self._comm.size, parts, tag=1))
         else:
             self._comm.reduce_scatter(self._rows[0], padded).wait()
             self._comm.all_gather(padded, self._rows[0]).wait()
@@ -113,6 +105,14 @@ class ShortVectorAverage:
         torch.add(self._rows[0], self._rows[1], out=own)
         for other in self._rows[2:]:
             own.add_(other)
+
+
+def _waited_for(work: Work) -> Generator[None]:
+    """Yield while messages are under way, and wait for them in any case: what is left behind would meet later ones."""
+    try:
+        yield
+    finally:
+        work.wait()
 
 
 class CastAllReduce:
