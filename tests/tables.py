@@ -62,6 +62,7 @@ def vector(kind: str, numel: int, seed: int) -> torch.Tensor:
 
 
 GIVEN = {
+    "allreduce-few": p.allreduce(few_rounds=True),
     "qsgd4": p.qsgd(bits=4),
     "worker-only": ScatterGather(codec=CodecSpec(name="sign"), feedback="worker"),
     "powersgd2": p.powersgd(rank=2),

@@ -36,6 +36,8 @@ TYPED = {
         pliant.tasc(agreement="host"), exposed_share=0.1
     ),
     "gossip(free=True)": lambda: pliant.gossip(free=True),
+    "allreduce(few_rounds=true)": lambda: pliant.allreduce(few_rounds=True),
+    "demo(signed=false)": lambda: pliant.decoupled_momentum(signed=False),
     "ef21_muon(averaging=topk(ratio=0.1), momentum=0.9)": lambda: pliant.ef21_muon(pliant.topk(0.1), momentum=0.9),
     "dion(16)": lambda: pliant.dion(rank=16),
     "demo(signed=0)": lambda: pliant.decoupled_momentum(signed=False),
@@ -154,5 +156,5 @@ def test_the_command_line_reads_it_without_torch():
 def test_a_text_that_spares_small_parameters_spares_them_among_replicas_and_leaves_shards_as_they_are():
     shards = "gradients=int4, weights=differences(int4)"
     small, whole = plan_of_text(f"sharded({shards}, replicas=onebit)").rules
-    assert small.exchange == parse(f"sharded({shards}, replicas=allreduce)")
+    assert small.exchange == parse(f"sharded({shards}, replicas=allreduce(few_rounds=True))")
     assert whole.exchange == parse(f"sharded({shards}, replicas=onebit)")

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pliant
+from pliant.spec import Rule
 
 one_at_a_time = threading.Lock()
 
@@ -139,6 +140,13 @@ def save_in_memory(thing):
 )
 def test_a_run_goes_on_from_the_parts_of_its_ranks(what, tmp_path):
     assert [equal for equal, _ in go_on(tmp_path, what, what)] == [True, True]
+
+
+def test_a_name_goes_on_from_the_parts_of_its_plan_around_rings(tmp_path):
+    """As it was before `few_rounds`; sums of two have one order."""
+    small = Rule(match=pliant.Match(max_numel=8192), exchange=pliant.allreduce())
+    before = pliant.SyncPlan(rules=(small, Rule(exchange=pliant.onebit())))
+    assert go_on(tmp_path, before, "onebit") == [(True, "onebit")] * 2
 
 
 def test_auto_goes_on_with_the_plan_of_the_parts(tmp_path):

@@ -168,3 +168,22 @@ def test_works_side_by_side_go_stage_by_stage_and_keep_their_results():
     assert do_all(side_by_side([work("a", 1), work("b", 3), work("c", 0)])) == ["a", "b", "c"]
     assert said == ["a0", "b0", "b1", "b2"]
     assert do_all(side_by_side([])) == []
+
+
+def test_where_one_work_raises_the_others_end_what_is_under_way():
+    said = []
+
+    def sends():
+        try:
+            yield
+            said.append("next stage")
+        finally:
+            said.append("waited")
+
+    def breaks():
+        raise ValueError("broken")
+        yield
+
+    with pytest.raises(ValueError, match="broken"):
+        do_all(side_by_side([sends(), breaks()]))
+    assert said == ["waited"]

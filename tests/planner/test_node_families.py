@@ -77,7 +77,7 @@ def test_small_parameters_may_be_exchanged_otherwise_than_large_ones():
     mixed = Genome(Gene("low_rank", {"rank": 4}), sizes=((1 << 16, Gene("owner", {})),), cut="auto")
     assert mixed in space
     chosen = [str(mixed.plan().exchange_for("", "", numel)) for numel in (100, 1 << 15, 1 << 17)]
-    assert chosen == ["AllReduce", "ShardedOptimizer", "LowRank"]
+    assert chosen == ["AllReduce(few_rounds=True)", "ShardedOptimizer", "LowRank"]
     assert from_json(Genome, to_json(mixed)) == mixed
     rng = random.Random(0)
     assert any(space.mutate(mixed, rng).sizes == () for _ in range(200))

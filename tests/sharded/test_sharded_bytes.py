@@ -28,7 +28,12 @@ ROWS = {
     "int4 differences": pliant.sharded(gradients="int4", weights="differences(int4)"),
     "no residual": pliant.sharded(gradients="int4", residual="none", weights="bf16"),
 }
-REPLICAS = {"onebit": pliant.onebit(), "topk": pliant.topk(0.1), "powersgd": pliant.powersgd(2)}
+REPLICAS = {
+    "onebit": pliant.onebit(),
+    "topk": pliant.topk(0.1),
+    "powersgd": pliant.powersgd(2),
+    "few rounds": pliant.allreduce(few_rounds=True),
+}
 
 
 def predicted(node: Sharded, shapes: list[list[tuple[int, ...]]], topology: Topology) -> list[float]:

@@ -161,6 +161,7 @@ def test_bytes_of_states_are_those_of_the_engine(name):
 LEVELS = {
     "helpers": (p.between_hosts(p.onebit()), [[0, 1, 2, 3, 4], [5]], ""),
     "helpers of two": (p.between_hosts(p.allreduce()), [[0, 1], [2, 3, 4, 5, 6]], ""),
+    "few rounds": (p.between_hosts(p.allreduce(few_rounds=True)), [[0, 1], [2, 3, 4, 5, 6]], ""),
     "a leader": (p.between_hosts(p.powersgd(1)), [[0, 1, 2, 3], [4, 5]], ""),
     "owners": (p.between_hosts(p.sharded_optimizer(bandwidths=(3, 0.1, 1, 2, 1, 1))), [[0, 1, 2], [3], [4, 5]], ""),
     "owners in codes": (p.between_hosts(p.sharded_optimizer(Qsgd(bits=8), owners=(4, 0, 1))), [[0, 1], [2, 3, 4]], ""),

@@ -95,7 +95,11 @@ def model():
 
 
 @pytest.mark.parametrize(
-    ("size", "names"), [(28, ("tasc(power=0)",)), pytest.param(16, COUNTED, marks=pytest.mark.extended)]
+    ("size", "names"),
+    [
+        (28, ("tasc(power=0)", "allreduce(few_rounds=true)")),
+        pytest.param(16, COUNTED, marks=pytest.mark.extended),
+    ],
 )
 def test_messages_are_those_of_the_engine(size, names):
     plans = {name: plan_of(p.parse(name)) for name in names}

@@ -157,6 +157,10 @@ NONSENSE = [
     (lambda: CodecSpec(name="int4", settings={"bits": 4}), "the codec 'int4' has no setting 'bits'; it has block"),
     (lambda: CodecSpec(name="qsgd", settings={"bits": 2.5}), "has bits 2.5, but that is a count"),
     (lambda: AllReduce(codec=TOPK), "invalid AllReduce: codec must be one of bf16, fp16, randomk, got topk"),
+    (
+        lambda: AllReduce(codec=CodecSpec(name="bf16"), few_rounds=True),
+        "invalid AllReduce: codec must be None with few_rounds, which is for exact means, got bf16",
+    ),
     (lambda: ScatterGather(codec=TOPK), "invalid ScatterGather: codec must be one of .*sigma2, got topk"),
     (lambda: ScatterGather(codec=SIGN), "feedback must be 'worker' or 'both' with the biased codec sign"),
     (lambda: ScatterGather(codec=INT4, chunk_bytes=10), "chunk_bytes must be at least 4096, got 10"),

@@ -18,7 +18,7 @@ ONE_BUCKET_BYTES = 1 << 40
 
 
 def plan_for_name(algorithm: AlgorithmLike, name: str) -> SyncPlan:
-    """Return what a name stands for: where errors are fed back, small parameters are averaged exactly.
+    """Return what a name stands for: where errors are fed back, small parameters are averaged exactly, in few rounds.
 
     Blocks come in one bucket, so that one budget is divided among all of the model.
 
@@ -30,7 +30,8 @@ def plan_for_name(algorithm: AlgorithmLike, name: str) -> SyncPlan:
     rules: tuple[Rule, ...] = (Rule(exchange=node),)
     if core.spares_small or (row is not None and row.spare_small):
         # Of a sharded model it is replicas that exchange them exactly: shards travel as was said.
-        spared = replace(node, replicas=AllReduce()) if isinstance(node, Sharded) else AllReduce()
+        exact = AllReduce(few_rounds=True)
+        spared = replace(node, replicas=exact) if isinstance(node, Sharded) else exact
         rules = (Rule(match=Match(max_numel=SPARED_NUMEL), exchange=spared), *rules)
     one_bucket = core.divides_budget or (row is not None and row.one_bucket)
     return SyncPlan(rules=rules, name=name, bucket_bytes=ONE_BUCKET_BYTES if one_bucket else 0)

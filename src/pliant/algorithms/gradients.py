@@ -41,13 +41,15 @@ __all__ = [
 ]
 
 
-def allreduce(*, schedule: ScheduleLike = "ring") -> AllReduce:
+def allreduce(*, schedule: ScheduleLike = "ring", few_rounds: bool = False) -> AllReduce:
     """Average gradients exactly by an all-reduce, as torch DDP does; a `schedule` finds sums faster ways than a ring.
+
+    With `few_rounds` short means take one or two rounds, and differ from DDP's by rounding.
 
     >>> str(allreduce(schedule="auto"))
     "AllReduce(schedule='auto')"
     """
-    return AllReduce(schedule=as_schedule(schedule))
+    return AllReduce(schedule=as_schedule(schedule), few_rounds=bool(few_rounds))
 
 
 def bf16(*, schedule: ScheduleLike = "ring") -> AllReduce:

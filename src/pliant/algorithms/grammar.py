@@ -41,6 +41,8 @@ _WORDS: dict[str, Callable[..., Any]] = {
     "differences": lambda codec: WeightGather.of_differences(as_codec_spec(codec)),
 }
 """Words for values that are no algorithms."""
+_TRUTHS = {"true": True, "false": False}
+"""As a shell or JSON has them."""
 _GRAPHS = tuple(kind for kind in get_args(get_type_hints(Graph)["kind"]) if kind != "matrix")
 _LONGEST = 1 << 16
 
@@ -105,6 +107,8 @@ def _value(tree: ast.expr, key: str) -> Any:
 
 def _word(word: str, key: str) -> Any:
     """Return what a word without settings stands for."""
+    if word in _TRUTHS:
+        return _TRUTHS[word]
     if key == "codec":
         return CodecSpec(name=word)
     if key == "graph":

@@ -1,15 +1,16 @@
 """Averages by one all-reduce: sums in 16 bits, averages of short vectors, and of the elements that a codec keeps."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import torch
 from torch import Tensor
 
 from pliant.accelerator import is_accelerator
 from pliant.codecs import RandomK, all_finite, finite_flag
+from pliant.collectives.pairwise import rotated_peers
 from pliant.collectives.rounds import RoundsComm
-from pliant.comm.base import Comm
-from pliant.layouts.rounds import average_form
+from pliant.comm.base import Comm, Work
+from pliant.layouts.rounds import average_form, rounds_among
 
 __all__ = ["CastAllReduce", "SharedSparseAverage", "ShortVectorAverage"]
 
@@ -19,15 +20,16 @@ class ShortVectorAverage:
 
     Short: all gather all vectors, and each adds them up in the order of ranks: (size - 1) N bytes out and in. Longer:
     rank j owns the j-th of equal parts, sums it up and gives the sum to all: 2 (size - 1)/size N. Both take few rounds
-    each way, one up to 26 ranks (`RoundsComm`). Long: an all-reduce, whose ring moves as much as the second in
-    2 (size - 1) rounds. Each element is added up once for all or in one order: results are equal to the bit.
+    each way: one up to 26 ranks, several by way of other ranks beyond (`RoundsComm`). Long: an all-reduce, whose ring
+    moves as much as the second in 2 (size - 1) rounds. Each element is added up once for all or in one order: results
+    are equal to the bit.
 
     Args:
         numel: Elements of each vector.
         comm: Ranks to average over; one that prefers collectives does all by an all-reduce.
         device: Device of the buffers.
         dtype: Of the vectors.
-        in_parts: Whether to avoid the first way, in which more bytes are sent than in an all-reduce.
+        in_parts: Whether to avoid the first way where more bytes are sent in it than in an all-reduce.
 
     """
 
@@ -42,32 +44,75 @@ class ShortVectorAverage:
     ) -> None:
         by_ring = comm.prefers_collectives or comm.size == 1
         form = "ring" if by_ring else average_form(numel, comm.size, in_parts=in_parts)
-        self._comm = comm if form == "ring" else RoundsComm(comm, device)
+        self._form, self._at_once = form, len(rounds_among(comm.size)) == 1
+        self._comm = comm if form == "ring" or self._at_once else RoundsComm(comm, device)
         width = {"gather": numel, "halves": -(-numel // comm.size), "ring": 0}[form]
-        num_rows = 0 if form == "halves" and numel % comm.size == 0 else comm.size
-        self._form, self._rows = form, torch.zeros(num_rows, width, dtype=dtype, device=device)
-        self._part = torch.empty(width, dtype=dtype, device=device)
+        self._rows = torch.empty(comm.size, width, dtype=dtype, device=device)
+        padded = comm.size * width if form == "halves" and numel % comm.size else 0
+        self._padded = torch.zeros(padded, dtype=dtype, device=device)
 
     def __call__(self, x: Tensor) -> None:
         """Replace x, (numel,), by the mean over ranks."""
+        x.div_(self._comm.size)
+        for _ in self.add_up(x):
+            pass
+
+    def add_up(self, x: Tensor) -> Generator[None]:
+        """Replace x, (numel,), by the sum over ranks, in three stages at most; the second one's messages have tag 1.
+
+        All is one stage where rows go by way of other ranks, whose messages have one order.
+        """
         if not x.numel() or self._comm.size == 1:
             return
-        x.div_(self._comm.size)
         if self._form == "ring":
-            self._comm.all_reduce(x).wait()
-        elif self._form == "gather":
-            self._comm.all_gather(self._rows.view(-1), x).wait()
-            torch.add(self._rows[0], self._rows[1], out=x)
-            for other in self._rows[2:]:
-                x.add_(other)
+            yield from _waited_for(self._comm.all_reduce(x))
         else:
-            padded = self._rows.view(-1) if len(self._rows) else x
-            if padded is not x:
-                padded[: x.numel()].copy_(x)
-            self._comm.reduce_scatter(self._part, padded).wait()
-            self._comm.all_gather(padded, self._part).wait()
-            if padded is not x:
-                x.copy_(padded[: x.numel()])
+            yield from self._gather(x) if self._form == "gather" else self._halves(x)
+
+    def _gather(self, x: Tensor) -> Generator[None]:
+        """Send x to all, and add up."""
+        if self._at_once:
+            yield from _waited_for(self._swap([x] * self._comm.size, self._rows, tag=0))
+        else:
+            self._comm.all_gather(self._rows.view(-1), x).wait()
+        self._add_rows(x)
+
+    def _halves(self, x: Tensor) -> Generator[None]:
+        """Send parts to their owners, who add up; and the sums to all."""
+        padded = self._padded if len(self._padded) else x
+        if padded is not x:
+            padded[: len(x)].copy_(x)
+        if self._at_once:
+            parts = padded.view(self._comm.size, -1)
+            own = parts[self._comm.rank]
+            yield from _waited_for(self._swap(parts, self._rows, tag=0))
+            self._add_rows(own)
+            yield from _waited_for(self._swap([own] * self._comm.size, parts, tag=1))
+        else:
+            self._comm.reduce_scatter(self._rows[0], padded).wait()
+            self._comm.all_gather(padded, self._rows[0]).wait()
+        if padded is not x:
+            x.copy_(padded[: len(x)])
+
+    def _swap(self, sends: Sequence[Tensor] | Tensor, receives: Tensor, tag: int) -> Work:
+        """Send row p to rank p, and receive the row of each other rank."""
+        peers = rotated_peers(self._comm)
+        return self._comm.exchange([(p, sends[p]) for p in peers], [(p, receives[p]) for p in peers], tag=tag)
+
+    def _add_rows(self, own: Tensor) -> None:
+        """Add the rows that have come to this rank's own, in the order of ranks."""
+        self._rows[self._comm.rank].copy_(own)
+        torch.add(self._rows[0], self._rows[1], out=own)
+        for other in self._rows[2:]:
+            own.add_(other)
+
+
+def _waited_for(work: Work) -> Generator[None]:
+    """Yield while messages are under way, and wait for them in any case: what is left behind would meet later ones."""
+    try:
+        yield
+    finally:
+        work.wait()
 
 
 class CastAllReduce:

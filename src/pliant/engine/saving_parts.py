@@ -7,6 +7,7 @@ from pliant.engine.attachments import AttachedTuner, KeepsPlan
 from pliant.engine.rank_checks import raise_together
 from pliant.engine.rank_files import RankFile, read_rank_file, write_rank_file
 from pliant.engine.saving import SavesState
+from pliant.engine.step_counts import plan_number
 from pliant.engine.switching import SwitchesPlans
 
 __all__ = ["SavesParts"]
@@ -52,7 +53,7 @@ class SavesParts(SavesState, SwitchesPlans):
         found, error = None, None
         try:
             found = read_rank_file(Path(folder), self._comm.rank)
-            if found.plan.hash != self.plan.hash and isinstance(self.tuner, KeepsPlan):
+            if plan_number(found.plan) != plan_number(self.plan) and isinstance(self.tuner, KeepsPlan):
                 raise ValueError(
                     f"{folder} was saved under the plan {found.plan.name or found.plan.hash}, but this run has "
                     f"{self.plan.name or self.plan.hash}; start with that plan, load, then switch()."

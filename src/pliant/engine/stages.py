@@ -18,15 +18,22 @@ def do_all(stages: Generator[None, None, T]) -> T:
 
 
 def side_by_side(works: Sequence[Generator[None, None, T]]) -> Generator[None, None, list[T]]:
-    """Do the first stages of all works, then the second ones, and so on; return the results, in their order."""
+    """Do the first stages of all works, then the second ones, and so on; return the results, in their order.
+
+    Where one raises, the others are closed, so that what they have under way ends.
+    """
     results: dict[int, T] = {}
-    while True:
-        for k, work in enumerate(works):
-            if k not in results:
-                try:
-                    next(work)
-                except StopIteration as ended:
-                    results[k] = ended.value
-        if len(results) == len(works):
-            return [results[k] for k in range(len(works))]
-        yield
+    try:
+        while True:
+            for k, work in enumerate(works):
+                if k not in results:
+                    try:
+                        next(work)
+                    except StopIteration as ended:
+                        results[k] = ended.value
+            if len(results) == len(works):
+                return [results[k] for k in range(len(works))]
+            yield
+    finally:
+        for work in works:
+            work.close()

@@ -2,10 +2,11 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 from pliant.engine.rank_checks import majority_of, name_ranks
 from pliant.spec import Exchange, SyncPlan
+from pliant.spec.gradients import with_few_rounds
 
 __all__ = ["LEAVING", "StepCounts", "describe_difference", "has_free_pace", "hash_of_layout", "plan_number"]
 
@@ -69,8 +70,12 @@ def hash_of_layout(layout: Mapping[int, Sequence[str]]) -> int:
 
 
 def plan_number(plan: SyncPlan) -> int:
-    """Return a plan's hash as a number that fits into an int64."""
-    return int(plan.hash, 16) >> 1
+    """Return a number that fits into an int64, and is the same for plans with the same states: a plan's hash.
+
+    Exact means count as DDP's, with few rounds or without: so states last that were saved before there were few rounds.
+    """
+    rules = tuple(replace(rule, exchange=with_few_rounds(rule.exchange, few_rounds=False)) for rule in plan.rules)
+    return int(replace(plan, rules=rules).hash, 16) >> 1
 
 
 def _are(who: str) -> str:

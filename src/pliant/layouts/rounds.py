@@ -80,12 +80,13 @@ def average_form(numel: int, size: int, *, in_parts: bool = False) -> AverageFor
     """Return how `size` ranks average float32 vectors of `numel` elements.
 
     "gather": all get all vectors; "halves": parts are summed at their owners, who send the sums to all; "ring": an
-    all-reduce. In parts, never "gather", in which more bytes go than in an all-reduce.
+    all-reduce. In parts, "gather" between two only: elsewhere more bytes go so than in an all-reduce.
     """
     num_bytes = 4 * numel
     if num_bytes > max(_PARTS_BYTES if in_parts else _HALVES_BYTES, size * _SHORT_BYTES):
         return "ring"
-    return "gather" if not in_parts and num_bytes * (size - 1) <= _GATHER_BYTES else "halves"
+    gathers = num_bytes * (size - 1) <= _GATHER_BYTES and (size == 2 or not in_parts)
+    return "gather" if gathers else "halves"
 
 
 def codes_in_rounds(payload_bytes: int, part_numel: int, chunk_bytes: int, size: int) -> bool:

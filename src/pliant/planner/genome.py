@@ -24,6 +24,7 @@ from pliant.spec import (
     SyncPlan,
     Timing,
 )
+from pliant.spec.gradients import with_few_rounds
 from pliant.spec.owners import Cut
 from pliant.spec.plain import LATER
 from pliant.spec.plan import SparseWay
@@ -227,7 +228,7 @@ class Genome:
         rules += [Rule(match=Match(layer=layer), exchange=self._finish(gene)) for layer, gene in self.layers]
         rules.append(Rule(exchange=self._finish(self.base)))
         if any(gene.lossy for gene in genes):
-            spared = self._finish(Gene(*_spared(FAMILIES[self.base.family])))
+            spared = with_few_rounds(self._finish(Gene(*_spared(FAMILIES[self.base.family]))))
             rules.insert(0, Rule(match=Match(max_numel=SMALL_NUMEL), exchange=spared))
         order = "at_end" if self.at_end else "ready"
         return SyncPlan(rules=tuple(rules), bucket_bytes=self.bucket_bytes, order=order, name=name, sparse=self.sparse)

@@ -136,7 +136,7 @@ def all_gather(num_bytes: Floats, num_ranks: int, *, by_ring: bool = False) -> l
 
 
 def average(
-    numel: Floats, num_ranks: int, *, value_bytes: int = 4, in_parts: bool = False, by_ring: bool = False
+    numel: Floats, num_ranks: int, *, value_bytes: int | Floats = 4, in_parts: bool = False, by_ring: bool = False
 ) -> list[Round]:
     """Return the rounds of `ShortVectorAverage` on vectors of `numel` elements, (num_buckets,), each in its form.
 

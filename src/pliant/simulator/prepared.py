@@ -29,6 +29,7 @@ from pliant.simulator.timed_exchange import TimedExchange, one_exchange, timed_e
 from pliant.simulator.traffic import inside_groups, traffic_beside_shards
 from pliant.simulator.turns import num_turns
 from pliant.spec import Exchange, RegionServers, Sharded, SyncPlan, Timing, Workload, averaged_states
+from pliant.spec.gradients import with_few_rounds
 
 __all__ = ["PreparedPlan", "TimedWeightExchange", "prepare"]
 
@@ -103,7 +104,7 @@ class PreparedPlan:
 def prepare(plan: SyncPlan, context: SimulationContext, bucket_bytes: int) -> PreparedPlan:
     """Measure every exchange that a plan makes."""
     workload, num_ranks = context.workload, context.num_ranks
-    nodes = _nodes(plan, workload, num_ranks)
+    nodes = _nodes(plan, context)
     owned = owned_parts(nodes, workload, num_ranks) if num_ranks > 1 else {}
     parts = _parts(plan, nodes, context, bucket_bytes) if num_ranks > 1 else []
     shards = prepare_shards(parts, context)
@@ -132,10 +133,15 @@ def prepare(plan: SyncPlan, context: SimulationContext, bucket_bytes: int) -> Pr
     )
 
 
-def _nodes(plan: SyncPlan, workload: Workload, num_ranks: int) -> list[Exchange]:
-    """Return each tensor's node; equal nodes are one object. Sparse gradients are exact whatever the plan says."""
-    alike: dict[Exchange, Exchange] = {}
-    of_rule = [_for_workload(rule.exchange, workload, num_ranks) for rule in plan.rules]
+def _nodes(plan: SyncPlan, context: SimulationContext) -> list[Exchange]:
+    """Return each tensor's node; equal nodes are one object. Sparse gradients are exact whatever the plan says.
+
+    NCCL's all-reduce takes the place of few rounds.
+    """
+    workload, alike = context.workload, dict[Exchange, Exchange]()
+    of_rule = [_for_workload(rule.exchange, workload, context.num_ranks) for rule in plan.rules]
+    if context.overheads.nccl:
+        of_rule = [with_few_rounds(node, few_rounds=False) for node in of_rule]
     of_rule = [alike.setdefault(node, node) for node in of_rule]
     if len(plan.rules) == 1:
         found = of_rule * len(workload.tensors)

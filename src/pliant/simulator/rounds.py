@@ -53,8 +53,10 @@ def _num_kept(codec: CodecSpec, numel: Floats) -> Floats:
 
 
 def all_reduce_rounds(node: AllReduce, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
-    """Return the ring, and what a cast or shared elements cost before and after it."""
+    """Return the ring, or few rounds, and what a cast or shared elements cost before and after it."""
     codec, numel = node.codec, batch.numel
+    if node.few_rounds:
+        return average(numel, num_ranks, value_bytes=batch.itemsize, in_parts=True, by_ring=node.schedule != "ring")
     if codec is None:
         return [ring(numel * batch.itemsize, num_ranks)]
     shared = codec.facts.kind == "shared"

@@ -1,7 +1,7 @@
 """Nodes that exchange gradients before the optimizer's step."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
@@ -20,6 +20,7 @@ __all__ = [
     "Custom",
     "LowRank",
     "ScatterGather",
+    "with_few_rounds",
 ]
 
 
@@ -32,10 +33,17 @@ class AllReduce(Exchange):
     """A cast, or `randomk`, which keeps what it does not send."""
     schedule: Scheduling = "ring"
     """How sums go over the network."""
+    few_rounds: bool = False
+    """Whether short means may take one or two rounds in the place of a ring's; they are added up in another order."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_codec(self.codec, "AllReduce", "cast", "shared")
+        require(
+            self.codec is None or not self.few_rounds,
+            "AllReduce",
+            f"codec must be None with few_rounds, which is for exact means, got {self.codec}.",
+        )
 
     @property
     def slices_freely(self) -> bool:
@@ -237,3 +245,16 @@ class Custom(Exchange):
     @property
     def timing(self) -> Timing:
         return Timing(period=self.period)
+
+
+def with_few_rounds(node: Exchange, *, few_rounds: bool = True) -> Exchange:
+    """Return a node whose exact means, by itself or inside, may take few rounds, or all go as DDP's do."""
+    if isinstance(node, AllReduce):
+        return replace(node, few_rounds=few_rounds and node.codec is None)
+    inside = {own.name: getattr(node, own.name) for own in fields(node)}
+    changed = {
+        name: with_few_rounds(inner, few_rounds=few_rounds)
+        for name, inner in inside.items()
+        if isinstance(inner, Exchange)
+    }
+    return replace(node, **changed) if changed else node

@@ -11,7 +11,7 @@ from pliant.algorithms.base import State, StateSpec, StepContext
 from pliant.algorithms.executors.randomk import RandomKExecutor
 from pliant.buckets import Bucket
 from pliant.codecs import codec_class
-from pliant.collectives.averaging import CastAllReduce
+from pliant.collectives.averaging import CastAllReduce, ShortVectorAverage
 from pliant.comm.base import Comm
 from pliant.schedules.scheduled_comm import scheduled
 from pliant.spec import AllReduce
@@ -30,7 +30,7 @@ class AllReduceExecutor:
     """g <- (1/n) sum_i g_i by an all-reduce: 2 (n-1)/n N elements out and in per rank.
 
     With a 16-bit codec the gradient is divided, then cast, then summed in that format. A schedule may take other ways
-    than the ring (`ScheduledComm`).
+    than the ring (`ScheduledComm`), and so may short buckets where the node allows few rounds (`ShortVectorAverage`).
     """
 
     node: AllReduce
@@ -40,12 +40,14 @@ class AllReduceExecutor:
         return {}
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
-        """Choose the way of the sums, and make the 16-bit buffer, if one is needed."""
-        carrier = scheduled(comm, self.node.schedule)
+        """Choose the way of the sums, and make the buffers that it needs."""
+        carrier, flat = scheduled(comm, self.node.schedule), bucket.flat
+        if self.node.few_rounds:
+            return ShortVectorAverage(bucket.numel, carrier, flat.device, dtype=flat.dtype, in_parts=True).add_up
         if self.node.codec is None:
             return partial(_add_up, carrier)
         dtype = codec_class(self.node.codec.name).dtype
-        return CastAllReduce(dtype, bucket.numel, carrier, bucket.flat.device).stages
+        return CastAllReduce(dtype, bucket.numel, carrier, flat.device).stages
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Scale first, then add up, as torch DDP does it, to the bit."""
@@ -60,7 +62,7 @@ class AllReduceExecutor:
     def stages(
         self, bucket: Bucket, state: State, comm: Comm, context: StepContext, *, prescaled: bool = False
     ) -> Generator[None]:
-        """Start the sum; wait for it."""
+        """Start the sum; wait for it. In halves, add up and send the sums in between."""
         if not prescaled:
             bucket.flat.mul_(1 / comm.size)
         yield from state.workspace(bucket.flat)
