@@ -9,7 +9,7 @@ from pliant.accelerator import is_accelerator
 from pliant.codecs import RandomK, all_finite, finite_flag
 from pliant.collectives.pairwise import rotated_peers
 from pliant.collectives.rounds import RoundsComm
-from pliant.comm.base import Comm, Work
+from pliant.comm.base import Comm, Work, waited_for
 from pliant.layouts.rounds import average_form, rounds_among
 
 __all__ = ["CastAllReduce", "SharedSparseAverage", "ShortVectorAverage"]
@@ -65,14 +65,14 @@ class ShortVectorAverage:
         if not x.numel() or self._comm.size == 1:
             return
         if self._form == "ring":
-            yield from _waited_for(self._comm.all_reduce(x))
+            yield from waited_for(self._comm.all_reduce(x))
         else:
             yield from self._gather(x) if self._form == "gather" else self._halves(x)
 
     def _gather(self, x: Tensor) -> Generator[None]:
         """Send x to all, and add up."""
         if self._at_once:
-            yield from _waited_for(self._swap([x] * self._comm.size, self._rows, tag=0))
+            yield from waited_for(self._swap([x] * self._comm.size, self._rows, tag=0))
         else:
             self._comm.all_gather(self._rows.view(-1), x).wait()
         self._add_rows(x)
@@ -85,9 +85,9 @@ class ShortVectorAverage:
         if self._at_once:
             parts = padded.view(self._comm.size, -1)
             own = parts[self._comm.rank]
-            yield from _waited_for(self._swap(parts, self._rows, tag=0))
+            yield from waited_for(self._swap(parts, self._rows, tag=0))
             self._add_rows(own)
-            yield from _waited_for(self._swap([own] * self._comm.size, parts, tag=1))
+            yield from waited_for(self._swap([own] * self._comm.size, parts, tag=1))
         else:
             self._comm.reduce_scatter(self._rows[0], padded).wait()
             self._comm.all_gather(padded, self._rows[0]).wait()
@@ -105,14 +105,6 @@ class ShortVectorAverage:
         torch.add(self._rows[0], self._rows[1], out=own)
         for other in self._rows[2:]:
             own.add_(other)
-
-
-def _waited_for(work: Work) -> Generator[None]:
-    """Yield while messages are under way, and wait for them in any case: what is left behind would meet later ones."""
-    try:
-        yield
-    finally:
-        work.wait()
 
 
 class CastAllReduce:
@@ -138,9 +130,7 @@ class CastAllReduce:
     def stages(self, x: Tensor) -> Generator[None]:
         """Do the same in two stages: start the sum; wait for it."""
         self._wire.copy_(x)
-        work = self._comm.all_reduce(self._wire)
-        yield
-        work.wait()
+        yield from waited_for(self._comm.all_reduce(self._wire))
         x.copy_(self._wire)
 
 
@@ -160,13 +150,18 @@ class SharedSparseAverage:
 
         The seed must be the same on all ranks. An x that is not finite poisons the mean and leaves residual alone.
         """
+        for _ in self.stages(x, seed, residual):
+            pass
+
+    def stages(self, x: Tensor, seed: int, residual: Tensor) -> Generator[None]:
+        """Do the same in two stages: start the sum; wait for it. On an accelerator all is one."""
         if is_accelerator(x.device):
             self._on_device(x, seed, residual)
             return
         finite = all_finite(x)
         if finite:
             residual.add_(x)
-        self._average(residual if finite else x, seed)
+        yield from waited_for(self._start(residual if finite else x, seed))
         self._codec.decode(self._payload, x)
         if finite:
             self._codec.clear_sent(self._payload, residual)
@@ -174,13 +169,12 @@ class SharedSparseAverage:
     def _on_device(self, x: Tensor, seed: int, residual: Tensor) -> None:
         """Do the same without waiting to know whether x is finite."""
         finite, owed = finite_flag(x), residual + x
-        self._average(owed, seed)
+        self._start(owed, seed).wait()
         self._codec.decode(self._payload, x)
         self._codec.clear_sent(self._payload, owed)
         residual.copy_(torch.where(finite, owed, residual))
 
-    def _average(self, x: Tensor, seed: int) -> None:
+    def _start(self, x: Tensor, seed: int) -> Work:
         self._codec.encode(x, self._payload, seed)
         summands = self._codec.summands(self._payload)
-        summands.div_(self._comm.size)
-        self._comm.all_reduce(summands).wait()
+        return self._comm.all_reduce(summands.div_(self._comm.size))

@@ -1,11 +1,13 @@
 """Averages of elements that each rank selects, gathered and merged."""
 
+from collections.abc import Generator
+
 import torch
 from torch import Tensor
 
 from pliant.codecs import BlockTopK, ChunkTopK, Dct, TopK
 from pliant.collectives.rounds import comm_for_rows
-from pliant.comm.base import Comm
+from pliant.comm.base import Comm, waited_for
 
 __all__ = ["SparseAverage"]
 
@@ -32,8 +34,13 @@ class SparseAverage:
 
     def __call__(self, out: Tensor, x: Tensor, seed: int) -> None:
         """Overwrite out by the mean of what was chosen of each rank's x, both float32 (numel,)."""
+        for _ in self.stages(out, x, seed):
+            pass
+
+    def stages(self, out: Tensor, x: Tensor, seed: int) -> Generator[None]:
+        """Do the same in two stages: send what was chosen; add up all that has come."""
         self._codec.encode(x, self._own, seed)
-        self._comm.all_gather(self._all, self._own).wait()
+        yield from waited_for(self._comm.all_gather(self._all, self._own))
         self._codec.decode_sum(self._all.view(self._comm.size, -1), out)
         out.div_(self._comm.size)
 

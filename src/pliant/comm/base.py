@@ -1,6 +1,6 @@
 """Protocol of a comm: a rank, a size, and eleven calls that communicate."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -18,6 +18,7 @@ __all__ = [
     "duplicate",
     "require_contiguous",
     "require_numel",
+    "waited_for",
 ]
 
 ReduceOp = Literal["sum", "min", "max"]
@@ -73,6 +74,14 @@ class Work(Protocol):
         Once it has returned, waiting again returns at once.
         """
         ...
+
+
+def waited_for(work: Work) -> Generator[None]:
+    """Yield while messages are under way, and wait for them in any case: what is left behind would meet later ones."""
+    try:
+        yield
+    finally:
+        work.wait()
 
 
 class EndedWork:

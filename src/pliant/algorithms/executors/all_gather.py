@@ -1,5 +1,6 @@
 """Few elements, chosen by each rank: top-k with momentum correction as in Deep Gradient Compression."""
 
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -50,6 +51,13 @@ class AllGatherExecutor:
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Accumulate, choose, exchange, mask."""
+        for _ in self.stages(bucket, state, comm, context):
+            pass
+
+    def stages(
+        self, bucket: Bucket, state: State, comm: Comm, context: StepContext, *, prescaled: bool = False
+    ) -> Generator[None]:
+        """Accumulate, choose and send; take what has come, and mask. On an accelerator all is one stage."""
         ratio, ratio_setting = context.ratio(self.ratio_at(context.step), self.node.ramp_steps), context.ratio_setting
         exchange = state.workspace.get(ratio)
         if exchange is None:
@@ -69,7 +77,7 @@ class AllGatherExecutor:
             torch.add(g, v, alpha=decay, out=v)
         # An overflowed gradient poisons everyone's result but must not enter what is kept.
         whole = _square(v) if finite and ratio_setting is not None else None
-        exchange(g, v if finite else g, context.seed)
+        yield from exchange.stages(g, v if finite else g, context.seed)
         if finite:
             exchange.clear_sent(v)
             if ratio_setting is not None and whole is not None:

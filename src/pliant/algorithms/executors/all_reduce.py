@@ -12,7 +12,7 @@ from pliant.algorithms.executors.randomk import RandomKExecutor
 from pliant.buckets import Bucket
 from pliant.codecs import codec_class
 from pliant.collectives.averaging import CastAllReduce, ShortVectorAverage
-from pliant.comm.base import Comm
+from pliant.comm.base import Comm, waited_for
 from pliant.schedules.scheduled_comm import scheduled
 from pliant.spec import AllReduce
 
@@ -69,6 +69,4 @@ class AllReduceExecutor:
 
 
 def _add_up(comm: Comm, x: Tensor) -> Generator[None]:
-    work = comm.all_reduce(x)
-    yield
-    work.wait()
+    yield from waited_for(comm.all_reduce(x))

@@ -1,5 +1,6 @@
 """Few elements, the same random ones on every rank, so that an all-reduce can carry them."""
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -35,4 +36,11 @@ class RandomKExecutor:
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Average the elements that all ranks draw."""
-        state.workspace(bucket.flat, context.seed, state.flat["residual"])
+        for _ in self.stages(bucket, state, comm, context):
+            pass
+
+    def stages(
+        self, bucket: Bucket, state: State, comm: Comm, context: StepContext, *, prescaled: bool = False
+    ) -> Generator[None]:
+        """Start the sum of what is drawn; wait for it."""
+        yield from state.workspace.stages(bucket.flat, context.seed, state.flat["residual"])
