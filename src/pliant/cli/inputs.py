@@ -37,14 +37,19 @@ __all__ = [
 WorkloadOption = Annotated[
     str, typer.Option(help=f"A workload's file, or one of {', '.join(MODELS)}: then give --compute.")
 ]
-TopologyOption = Annotated[Path | None, typer.Option(help=f"{TOPOLOGY_HELP}; instead of the next four.")]
+TopologyOption = Annotated[
+    Path | None, typer.Option(help=f"{TOPOLOGY_HELP}; instead of --hosts and all that goes with it.")
+]
 HostsOption = Annotated[int, typer.Option(help="Number of equal hosts.")]
 RanksOption = Annotated[
     int | None,
     typer.Option("--ranks", "--ranks-per-host", help="Ranks on each host; if not given, those of the --machine, or 1."),
 ]
 RateOption = Annotated[
-    str, typer.Option(help="Rate of each host's link, both ways: 100mbit, 1gbit, none; that of the --machine.")
+    str,
+    typer.Option(
+        help="Rate of each host's link, both ways: 100mbit, 1gbit, none; if not given, that of the --machine."
+    ),
 ]
 DelayOption = Annotated[str, typer.Option(help="One-way delay of what a host receives: 5ms.")]
 ComputeOption = Annotated[str, typer.Option(help="Time of forward and backward of a named model: 140ms.")]

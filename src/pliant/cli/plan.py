@@ -34,7 +34,7 @@ from pliant.planner import (
 from pliant.planner.experience import Experience, load_experience
 from pliant.simulator import Simulated, simulate, simulate_many, write_trace
 from pliant.spec import SyncPlan, Topology, Workload, save, to_json
-from pliant.spec.files import write_atomically
+from pliant.spec.files import require_places, write_atomically
 from pliant.spec.units import format_bytes, format_time
 
 __all__ = ["plan"]
@@ -100,6 +100,7 @@ def plan(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the plans that are shown there.")] = None,
 ) -> None:
     """Simulate many plans on a network; say the best at three limits of steps, and write the one for --quality."""
+    require_places(out, trace, json_file)
     earlier, errors = None if experience is None else load_experience(experience), error_budget is not None
     training, optimizer = _training(workload, model, compute, optimizer, earlier, errors=errors)
     training = divided(training, sharded) if sharded else training
@@ -129,12 +130,12 @@ def plan(
     )
     best = found[0][0].plan("planned")
     predicted = simulate(best, training, network, overheads=known)
-    _show(limits_text(training, network, allowed, points, steps_s), found, space, seeds)
+    shown = _show(limits_text(training, network, allowed, points, steps_s), found, space, seeds)
     advice = advise(training, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
     _tell(best, predicted, CodecErrors(training).of(best), advice)
     _tell_limits(allowed, whose, earlier)
     best = replace(best, provenance=_provenance(within, error_budget, seed))
-    _write_files(best, predicted, points, found, out=out, trace=trace, json_file=json_file)
+    _write_files(best, predicted, points, shown, out=out, trace=trace, json_file=json_file)
 
 
 def _provenance(within: float, error_budget: float | None, seed: int) -> str:
@@ -146,7 +147,7 @@ def _write_files(
     best: SyncPlan,
     predicted: Simulated,
     points: Sequence[FrontierPoint],
-    found: Sequence[tuple[Genome, float]],
+    shown: Sequence[tuple[Genome, float]],
     *,
     out: Path | None,
     trace: Path | None,
@@ -158,7 +159,7 @@ def _write_files(
     if trace is not None:
         write_trace(predicted.timeline, trace)
     if json_file is not None:
-        rows = [{"to_accuracy_s": s, "plan": json.loads(to_json(genes.plan()))} for genes, s in found[:_SHOWN]]
+        rows = [{"to_accuracy_s": s, "plan": json.loads(to_json(genes.plan()))} for genes, s in shown]
         body = {"frontier": [point.as_row() for point in points], "plans": rows}
         write_atomically(json_file, json.dumps(body, indent=1) + "\n")
 
@@ -243,7 +244,10 @@ def _tell_limits(allowed: Quality, whose: str, earlier: Experience | None) -> No
         Console().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _show(limits: str, found: list[tuple[Genome, float]], space: Space, seeds: Mapping[str, Genome]) -> None:
+def _show(
+    limits: str, found: list[tuple[Genome, float]], space: Space, seeds: Mapping[str, Genome]
+) -> list[tuple[Genome, float]]:
+    """Show the best plans, and the baselines among the others; return what is shown."""
     Console().print(f"{limits}\n", markup=False, highlight=False, soft_wrap=True)
     names = {genes: name for name, genes in seeds.items()}
     alike: dict[str, tuple[Genome, float]] = {}
@@ -263,3 +267,4 @@ def _show(limits: str, found: list[tuple[Genome, float]], space: Space, seeds: M
             names.get(genes, genes.summary),
         )
     Console().print(table)
+    return rows

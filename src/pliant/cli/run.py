@@ -17,7 +17,7 @@ from pliant.cli.emulate import require_command, run_on, show_failures, topology_
 from pliant.cli.topology_file import read_topology_file
 from pliant.network.tcp_settings import CONGESTION
 from pliant.spec import SyncPlan, Topology, from_json, save
-from pliant.spec.files import write_atomically
+from pliant.spec.files import require_places, write_atomically
 from pliant.spec.units import parse_time
 
 __all__ = ["run"]
@@ -61,6 +61,7 @@ def run(
     torchrun --nproc-per-node 2 -m pliant run -- python train.py, or pliant run -- torchrun --nproc-per-node 2 train.py.
     """
     require_command(command)
+    require_places(out, json_file)
     kept = experience if experience in ("cache", "none") else str(Path(experience).absolute())
     options = RunOptions(quality=quality, unmeasured=unmeasured, experience=kept, plan_file=str(out or ""))
     hosts = _emulated(emulate) if emulate else None
