@@ -94,7 +94,9 @@ def main() -> None:
     parser = options(__doc__ or "", ["results"])
     parser.add_argument("--free", action="store_true", help="train arms at a free pace, in each cell")
     cells = [cell["cell"] for cell in read("cell")]
-    parser.add_argument("--cells", nargs="+", default=(), choices=cells, metavar="NAME", help="with --free: these alone")
+    parser.add_argument(
+        "--cells", nargs="+", default=(), choices=cells, metavar="NAME", help="with --free: these alone"
+    )
     parser.add_argument("--arms", nargs="+", default=(), choices=FREE, metavar="NAME", help="with --free: these alone")
     parser.add_argument("--curves", type=Path, help="with --free: file of the other curves, which has the rate")
     given = parser.parse_args()

@@ -1,6 +1,7 @@
 """`pliant plan` finds what pays on a network that is not there, and writes it for relax()."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -23,13 +24,16 @@ def call(rate: str, **options) -> None:
 
 def test_exact_plans_alone_unless_more_is_allowed(tmp_path, capsys):
     call("1gbit", out=tmp_path / "plan.json", json_file=tmp_path / "all.json")
-    assert "predicted: a step of" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "predicted: a step of" in said
     plan = load(SyncPlan, tmp_path / "plan.json")
     assert all(not rule.exchange.coding for rule in plan.rules)
     assert "pliant plan" in plan.provenance
     rows = json.loads((tmp_path / "all.json").read_text())["plans"]
     times = [row["to_accuracy_s"] for row in rows]
     assert times == sorted(times)
+    shown = [line for line in said.splitlines() if re.match(r"\s*\d* +[\d.]+[mu]?s +[\d.]+x +[\d.]+x", line)]
+    assert len(rows) == len(shown) > 0, "the plans of the table, and no other"
     assert rows[0]["plan"]["rules"] == json.loads((tmp_path / "plan.json").read_text())["rules"]
 
 

@@ -77,6 +77,13 @@ def test_mistakes_are_explained(monkeypatch, capsys, arguments, sentence):
     assert sentence in err
 
 
+def test_a_step_without_work_is_shown(monkeypatch, capsys, tmp_path):
+    save(even(forward_s=0.0, backward_s=0.0, step_s=0.0), tmp_path / "work.json")
+    code, out, err = run(monkeypatch, capsys, "ddp", "--workload", tmp_path / "work.json", "--hosts", 1)
+    assert (code, err) == (0, "")
+    assert "step 0us" in out
+
+
 def test_a_trace_has_a_process_for_each_rank_and_bytes_once(tmp_path):
     found = simulate(plan_for(pliant.bytegrad()), even(), cluster(2, ranks=2))
     events = to_trace(found.timeline)["traceEvents"]
