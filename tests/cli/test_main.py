@@ -91,6 +91,13 @@ def test_a_result_that_cannot_be_written_is_named_before_the_work(arguments, tmp
     assert not trace.exists()
 
 
+def test_a_rank_that_is_not_the_first_writes_nothing_and_needs_no_place(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    (tmp_path / "taken").write_text("")
+    done = inside.run("run", "--out", tmp_path / "taken" / "plan.json", "--", sys.executable, "-c", "pass")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_folder_with_the_name_of_a_world_is_no_topology(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lan").mkdir()
