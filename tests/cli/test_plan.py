@@ -94,6 +94,14 @@ def test_the_same_seed_finds_the_same_plan(tmp_path):
     assert paths[0].read_text() == paths[1].read_text()
 
 
+def test_a_slow_rank_is_waited_for(tmp_path):
+    slow = replace(workload_named("vgg16", 0.14), rank_factors=(1.0, 1.0, 1.0, 3.0))
+    save(slow, tmp_path / "work.json")
+    found = tmp_path / "all.json"
+    plan_command(str(tmp_path / "work.json"), hosts=4, rate="none", candidates=10, json_file=found)
+    assert min(row["to_accuracy_s"] for row in json.loads(found.read_text())["plans"]) >= 3 * 0.14
+
+
 def test_a_budget_below_exact_is_refused():
     with pytest.raises(ValueError, match="fewer steps than exact"):
         call("1gbit", quality=0.9)

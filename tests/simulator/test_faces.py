@@ -2,11 +2,13 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 from cases import cluster, even, plan_for
 
 import pliant
+from pliant.algorithms.by_name import plan_of_text
 from pliant.cli.main import main
 from pliant.simulator import MODELS, simulate, to_trace, workload_named, write_trace
 from pliant.spec import SyncPlan, save
@@ -75,6 +77,18 @@ def test_mistakes_are_explained(monkeypatch, capsys, arguments, sentence):
     code, _, err = run(monkeypatch, capsys, *arguments)
     assert code == 2
     assert sentence in err
+
+
+def test_ranks_compute_as_they_were_observed(monkeypatch, capsys, tmp_path):
+    """A workload of as many ranks says how much longer each computes; one of other ranks says nothing here."""
+    work, found = replace(even(), rank_factors=(1.0, 1.0, 2.5)), tmp_path / "found.json"
+    save(work, tmp_path / "work.json")
+    for num_hosts, slowdown in ((3, work.rank_factors), (2, ())):
+        save(cluster(num_hosts), tmp_path / "links.json")
+        where = ("--workload", tmp_path / "work.json", "--topology", tmp_path / "links.json", "--json", found)
+        assert run(monkeypatch, capsys, "bytegrad", *where)[0] == 0
+        predicted = simulate(plan_of_text("bytegrad"), work, cluster(num_hosts), slowdown=slowdown)
+        assert json.loads(found.read_text())["step_s"] == predicted.step_s
 
 
 def test_a_step_without_work_is_shown(monkeypatch, capsys, tmp_path):

@@ -32,6 +32,7 @@ __all__ = [
     "read_overheads",
     "read_topology",
     "read_workload",
+    "slowdown_of",
 ]
 
 WorkloadOption = Annotated[
@@ -160,6 +161,11 @@ def read_workload(text: str, compute: str) -> Workload:
     if not Path(text).exists():
         raise ValueError(f"there is no workload {text!r}: it is neither a file nor one of {', '.join(MODELS)}.")
     return load(Workload, text)
+
+
+def slowdown_of(work: Workload, network: Topology) -> tuple[float, ...]:
+    """Return how much longer each rank computes, as the workload was observed on as many ranks; else nothing."""
+    return work.rank_factors if len(work.rank_factors) == network.num_ranks else ()
 
 
 def read_topology(

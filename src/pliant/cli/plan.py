@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pliant.cli import inputs
-from pliant.netmodel import Overheads, overheads_of
+from pliant.netmodel import Overheads
 from pliant.planner import (
     Advice,
     CodecErrors,
@@ -107,12 +107,12 @@ def plan(
     network = _network(earlier, topology, hosts, ranks, rate, delay, machine)
     known, whose = _overheads(earlier, overheads, machine, training, network, staged=staged)
     within = quality if quality is not None else 1.0 if error_budget is None else math.inf
-    scale, unmeasured = Scale.of(training, network), unmeasured or errors  # errors are measured
-    allowed = Quality(budget=within, optimizer=optimizer, scale=scale, unmeasured=unmeasured)
+    scale, slowdown = Scale.of(training, network), inputs.slowdown_of(training, network)
+    allowed = Quality(budget=within, optimizer=optimizer, scale=scale, unmeasured=unmeasured or errors)
     space = Space(training, network, allowed, error_budget, combined=True)
 
     def step_s(workload: Workload, plans: Sequence[SyncPlan]) -> list[float]:
-        return simulate_many(plans, workload, network, overheads=known).tolist()
+        return simulate_many(plans, workload, network, overheads=known, slowdown=slowdown).tolist()
 
     def steps_s(plans: list[Genome]) -> list[float]:
         return step_s(training, [genes.plan() for genes in plans])
@@ -123,18 +123,17 @@ def plan(
     seeds = measured_genomes(optimizer, scale) | named_genomes() | space.baselines
     if not training.is_sharded:  # menus are of whole models
         seeds |= error_budget_seeds(training, space.quality, step_s, budget=error_budget)
-    least_s = LeastTimes(training, network, known or overheads_of(network))
+    least_s = LeastTimes(training, network, known)
     found = search_predicted(space, to_accuracy_s, seeds, candidates, seed, least_s=least_s)
     points = frontier(
         training, network, optimizer, steps_s, candidates=candidates // 5, seed=seed, least_s=least_s, combined=True
     )
-    best = found[0][0].plan("planned")
-    predicted = simulate(best, training, network, overheads=known)
+    best = replace(found[0][0].plan("planned"), provenance=_provenance(within, error_budget, seed))
+    predicted = simulate(best, training, network, overheads=known, slowdown=slowdown)
     shown = _show(limits_text(training, network, allowed, points, steps_s), found, space, seeds)
     advice = advise(training, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
     _tell(best, predicted, CodecErrors(training).of(best), advice)
     _tell_limits(allowed, whose, earlier)
-    best = replace(best, provenance=_provenance(within, error_budget, seed))
     _write_files(best, predicted, points, shown, out=out, trace=trace, json_file=json_file)
 
 

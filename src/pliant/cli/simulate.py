@@ -50,6 +50,7 @@ def simulate(
         overheads=inputs.read_overheads(overheads, machine, network, staged=staged),
         bucket_bytes=parse_bytes(bucket),
         steps=steps,
+        slowdown=inputs.slowdown_of(training, network),
     )
     costs = inputs.describe_overheads(overheads, machine, training, network)
     _show(plan, found)
