@@ -11,7 +11,7 @@ import pliant
 from pliant.algorithms.by_name import plan_of_text
 from pliant.cli.main import main
 from pliant.simulator import MODELS, simulate, to_trace, workload_named, write_trace
-from pliant.spec import SyncPlan, save
+from pliant.spec import SyncPlan, Topology, save
 
 
 def run(monkeypatch, capsys, *arguments):
@@ -155,6 +155,11 @@ def test_a_topology_may_name_machines(monkeypatch, capsys, tmp_path):
     save(cluster(2, rate=0.0, ranks=8, machine="a100"), links)
     _, out, _ = run(monkeypatch, capsys, "bf16", *VGG, "--topology", links)
     assert "overheads: of a100, by vendors' figures" in out
+    hosts = (*cluster(1, rate=0.0, ranks=8, machine="a100").hosts, replace(cluster(1).hosts[0], name="other"))
+    save(Topology(hosts=hosts), links)
+    _, out, _ = run(monkeypatch, capsys, "bf16", *VGG, "--topology", links)
+    assert "overheads: of a100, cpu-core, by vendors' figures" in out
+    assert "but these costs are a CPU core's" in out
     code, _, err = run(monkeypatch, capsys, "bf16", *VGG, "--hosts", 2, "--staged")
     assert code == 2
     assert "--staged is for a --machine with GPUs" in err

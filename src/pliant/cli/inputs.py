@@ -110,7 +110,8 @@ def describe_overheads(
     """Return lines that say on what machine costs were measured, how far they may be off, and whether they fit."""
     if path is not None:
         return f"overheads: {path}, fitted to measured steps"
-    names = [machine] if machine else sorted({host.machine for host in network.hosts} - {""} if network else ())
+    told = {machine} if machine else {host.machine for host in network.hosts} if network else set[str]()
+    names = sorted(name or "cpu-core" for name in told) if any(told) else []  # as `overheads_of` has it
     if not names:
         said = (
             "overheads: defaults of one CPU core and Gloo, not of your machines; measure one with pliant probe "
@@ -122,7 +123,7 @@ def describe_overheads(
     origin = "by vendors' figures" if all(name in PRESETS for name in names) else "as measured"
     cure = "; measure yours with pliant probe --machine FILE" if origin == "by vendors' figures" else ""
     said = f"overheads: of {', '.join(names)}, {origin}{cure}. {_held(worst)}"
-    return said if any(each.gpus for each in known) else said + _misfit(work, network)
+    return said if all(each.gpus for each in known) else said + _misfit(work, network)
 
 
 def _held(uncertainty: float) -> str:
