@@ -90,7 +90,8 @@ def _by_minute(rows: Sequence[Row], name: str, end_s: float) -> list[float]:
         if name in row and not isinstance(row[name], str):
             last = float(row[name])
             minutes.setdefault(int((end_s - float(row.get("unix_s", 0.0))) // 60), []).append(last)
-    return [*(fmean(minutes[k]) for k in sorted(minutes, reverse=True) if k < _MINUTES), last]
+    recent = [minutes[k] for k in sorted(minutes, reverse=True) if k < _MINUTES]
+    return [*(sum(values) / len(values) for values in recent), last]
 
 
 def _page(file: Path, figures: dict[str, float | str | list[float]]) -> Panel:
