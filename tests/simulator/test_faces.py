@@ -93,7 +93,7 @@ def test_ranks_compute_as_they_were_observed(monkeypatch, capsys, tmp_path):
 
 def test_a_step_without_work_is_shown(monkeypatch, capsys, tmp_path):
     save(even(forward_s=0.0, backward_s=0.0, step_s=0.0), tmp_path / "work.json")
-    code, out, err = run(monkeypatch, capsys, "ddp", "--workload", tmp_path / "work.json", "--hosts", 1)
+    code, out, err = run(monkeypatch, capsys, "allreduce", "--workload", tmp_path / "work.json", "--hosts", 1)
     assert (code, err) == (0, "")
     assert "step 0us" in out
 
