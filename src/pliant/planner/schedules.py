@@ -66,11 +66,11 @@ def with_schedules(plan: SyncPlan, workload: Workload, topology: Topology) -> Sy
 
 
 class _Bucket(NamedTuple):
-    """What is exchanged at a time."""
+    """Elements that are exchanged at a time."""
 
     numel: int
     value_bytes: float
-    """Of an element where no codec is used; the mean where types differ."""
+    """Bytes of each where no codec is used; the mean where types differ."""
 
 
 def _bucket_of(node: Exchange, plan: SyncPlan, workload: Workload) -> _Bucket:
