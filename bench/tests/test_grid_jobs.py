@@ -104,6 +104,22 @@ def test_the_learning_rate_has_worse_neighbours(load):
         curves.best_rate(worse)
 
 
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (("--free", "--cells", "moon"), "argument --cells: invalid choice: 'moon' (choose from"),
+        (("--free", "--arms", "ddp"), "argument --arms: invalid choice: 'ddp' (choose from"),
+        (("--arms", "async_average"), "--cells and --arms are for --free"),
+    ],
+)
+def test_cells_and_arms_that_are_not_there_are_named(load, tmp_path, monkeypatch, capsys, more, sentence):
+    results = ("--results", str(tmp_path / "results.jsonl"), "--curves", str(tmp_path / "curves.jsonl"))
+    monkeypatch.setattr(sys, "argv", ["curves.py", *results, *more])
+    with pytest.raises(SystemExit):
+        load("curves").main()
+    assert sentence in capsys.readouterr().err
+
+
 def test_page_and_tables_show_what_is_there(load, tmp_path, monkeypatch, capsys):
     page = load("page")
     steps = [{**_step("100mbit 50ms", arm, s, s), "links_wrong": []} for arm, s in _STEP_S.items()]

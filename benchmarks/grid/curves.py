@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from grid.job import Job, Record, options
 from grid.trainings import TARGET, train
-from grid.trials import HOSTS, LEARNING_RATES, SEEDS, read, topology_of
+from grid.trials import FREE, HOSTS, LEARNING_RATES, SEEDS, read, topology_of
 
 from pliant.network import emulate_cluster
 from pliant.network.link_check import link_faults
@@ -93,12 +93,17 @@ def main() -> None:
     """Do what the command line asks for."""
     parser = options(__doc__ or "", ["results"])
     parser.add_argument("--free", action="store_true", help="train arms at a free pace, in each cell")
-    parser.add_argument("--cells", nargs="+", default=(), metavar="NAME", help="with --free: these cells alone")
-    parser.add_argument("--arms", nargs="+", default=(), metavar="NAME", help="with --free: these arms alone")
+    cells = [cell["cell"] for cell in read("cell")]
+    parser.add_argument(
+        "--cells", nargs="+", default=(), choices=cells, metavar="NAME", help="with --free: these alone"
+    )
+    parser.add_argument("--arms", nargs="+", default=(), choices=FREE, metavar="NAME", help="with --free: these alone")
     parser.add_argument("--curves", type=Path, help="with --free: file of the other curves, which has the rate")
     given = parser.parse_args()
     if given.free and given.curves is None:
         parser.error("--free trains at the rate that the other curves have found; name their file with --curves.")
+    if (given.cells or given.arms) and not given.free:
+        parser.error("--cells and --arms are for --free; without it arms train on no network, so leave them out.")
     job = Job(given.results, FREE_KINDS if given.free else KINDS, given.seconds, most=given.most)
     if given.free and not given.list:
         run_in_cells(job, "free", best_rate(Job(given.curves, KINDS).lines.of_kind("rate")), given.cells, given.arms)

@@ -1,12 +1,13 @@
 """`pliant embed`: what it shows and writes, and mistakes."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from cli import inside
 from pliant.recsys import Frequencies
-from pliant.spec import EmbeddingPlan, load
+from pliant.spec import EmbeddingPlan, Host, Topology, load, save
 
 HERE = ("--hosts", "2", "--ranks", "2", "--rate", "100mbit", "--delay", "1ms")
 
@@ -48,6 +49,26 @@ def test_a_placement_with_plot_and_files(tables, tmp_path):
     assert speeds
     assert f"{plan.num_ranks} ranks: throughput by memory" in plot.read_text()
     assert 'src="http' not in plot.read_text(), "self-contained"
+
+
+def test_hosts_that_name_a_machine_have_its_costs(tables, tmp_path):
+    host = Host(name="a", num_ranks=2, send_bytes_per_s=1e9, receive_bytes_per_s=1e9, machine="h100")
+    save(Topology(hosts=(host, replace(host, name="b"))), tmp_path / "links.json")
+    found = []
+    for more in ((), ("--machine", "h100"), ("--machine", "cpu-core")):
+        code, _, error = run(tables, "--topology", tmp_path / "links.json", *more, "--json", tmp_path / "found.json")
+        assert code == 0, error
+        found.append(json.loads((tmp_path / "found.json").read_text())["step_s"])
+    assert found[0] == found[1] < found[2]
+
+
+def test_names_of_tables_are_shown_as_they_are(tmp_path):
+    path = tmp_path / "tables.json"
+    path.write_text(json.dumps([{"name": "user [/id]", "num_rows": 100}, {"name": "[red]", "num_rows": 100}]))
+    code, text, error = run(path, *HERE)
+    assert code == 0, error
+    assert "user [/id]" in text
+    assert "[red]" in text
 
 
 def test_frequencies_from_a_file(tables, tmp_path):

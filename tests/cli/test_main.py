@@ -6,6 +6,8 @@ import sys
 import pytest
 
 from cli import inside
+from pliant.cli.topology_file import read_topology_file
+from pliant.spec.worlds import world
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess:
@@ -62,3 +64,42 @@ def test_mistakes_are_one_sentence(arguments, sentence):
     assert done.returncode == 2
     assert sentence in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+VGG16 = ("plan", "--workload", "vgg16", "--compute", "1ms", "--hosts", "2")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *((*VGG16, flag) for flag in ("--out", "--trace", "--json")),
+        *(("schedule", "--hosts", "2", flag) for flag in ("--draw", "--out", "--json")),
+        *(("embed", "criteo", "--hosts", "2", flag) for flag in ("--plot", "--out", "--json")),
+        *(("run", flag) for flag in ("--out", "--json")),
+        ("emulate", "--json"),
+    ],
+)
+def test_a_result_that_cannot_be_written_is_named_before_the_work(arguments, tmp_path):
+    """No plan is searched for, and no command is run, whose result would be lost."""
+    taken, trace = tmp_path / "taken", tmp_path / "trace"
+    taken.write_text("")
+    work = ("--", sys.executable, "-c", f"open({str(trace)!r}, 'w')") if arguments[0] in ("run", "emulate") else ()
+    done = inside.run(*arguments, taken / "result.html", *work)
+    assert done.returncode == 2
+    said = "".join(done.stderr.split())  # a path is broken anywhere
+    assert "result.htmlistobewritten,butitsfolderdoesnottakeafile" in said
+    assert done.stdout == ""
+    assert not trace.exists()
+
+
+def test_a_rank_that_is_not_the_first_writes_nothing_and_needs_no_place(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    (tmp_path / "taken").write_text("")
+    done = inside.run("run", "--out", tmp_path / "taken" / "plan.json", "--", sys.executable, "-c", "pass")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_folder_with_the_name_of_a_world_is_no_topology(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lan").mkdir()
+    assert read_topology_file("lan") == world("lan")

@@ -1,6 +1,7 @@
 """`pliant plan` finds what pays on a network that is not there, and writes it for relax()."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -23,13 +24,16 @@ def call(rate: str, **options) -> None:
 
 def test_exact_plans_alone_unless_more_is_allowed(tmp_path, capsys):
     call("1gbit", out=tmp_path / "plan.json", json_file=tmp_path / "all.json")
-    assert "predicted: a step of" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "predicted: a step of" in said
     plan = load(SyncPlan, tmp_path / "plan.json")
     assert all(not rule.exchange.coding for rule in plan.rules)
     assert "pliant plan" in plan.provenance
     rows = json.loads((tmp_path / "all.json").read_text())["plans"]
     times = [row["to_accuracy_s"] for row in rows]
     assert times == sorted(times)
+    shown = [line for line in said.splitlines() if re.match(r"\s*\d* +[\d.]+[mu]?s +[\d.]+x +[\d.]+x", line)]
+    assert len(rows) == len(shown) > 0, "the plans of the table, and no other"
     assert rows[0]["plan"]["rules"] == json.loads((tmp_path / "plan.json").read_text())["rules"]
 
 
@@ -88,6 +92,14 @@ def test_the_same_seed_finds_the_same_plan(tmp_path):
     for path in paths:
         call("1gbit", quality=1.3, seed=5, out=path)
     assert paths[0].read_text() == paths[1].read_text()
+
+
+def test_a_slow_rank_is_waited_for(tmp_path):
+    slow = replace(workload_named("vgg16", 0.14), rank_factors=(1.0, 1.0, 1.0, 3.0))
+    save(slow, tmp_path / "work.json")
+    found = tmp_path / "all.json"
+    plan_command(str(tmp_path / "work.json"), hosts=4, rate="none", candidates=10, json_file=found)
+    assert min(row["to_accuracy_s"] for row in json.loads(found.read_text())["plans"]) >= 3 * 0.14
 
 
 def test_a_budget_below_exact_is_refused():

@@ -22,6 +22,7 @@ def test_a_schedule_with_picture_and_files(tmp_path):
     assert done.returncode == 0, done.stderr
     text = " ".join(done.stdout.split())
     assert "all verified; the best:" in text
+    assert "overheads: defaults of one CPU core" in text
     assert "4 ranks, 64 blocks, 4.19MB; a rank holds up to 197KB" in text
     results = json.loads(found.read_text())
     times = [each["predicted_s"] for each in results["candidates"]]

@@ -60,6 +60,30 @@ def test_a_finished_file_and_a_folder_are_shown_once(kind, tmp_path):
         assert (figures["step"], figures["step_s"], figures["loss"]) == (3, 3.0, [1.5, 1.5])
 
 
+def test_losses_that_are_not_finite_are_shown_and_are_null_for_programs(tmp_path):
+    log, figures = tmp_path / "run.jsonl", tmp_path / "figures.json"
+    losses = (2.0, float("nan"), 1.0, float("inf"), float("nan"))
+    given = [{**row, "loss": loss} for row, loss in zip(rows(5, period_s=60.0), losses, strict=True)]
+    log.write_text("".join(json.dumps(row) + "\n" for row in given))
+    done = inside.run("watch", log, "--once", "--json", figures)
+    assert done.returncode == 0, done.stderr
+    assert "nan   █×▁××  by minute" in done.stdout
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    assert json.loads(figures.read_text(), parse_constant=refuse)["loss"] == [2.0, None, 1.0, None, None, None]
+
+
+def test_a_value_that_was_last_logged_long_ago_is_shown_without_bars(tmp_path):
+    given = rows(3, period_s=3600.0)
+    given[0]["accuracy"], given[1]["accuracy"] = "none yet", 0.75
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
+    done = inside.run("watch", tmp_path, "--once")
+    assert done.returncode == 0, done.stderr
+    assert "0.75" in done.stdout
+
+
 def test_a_line_that_is_half_written_is_left_for_later(tmp_path):
     target = JsonLines(tmp_path / "run.jsonl")
     target.log(1, {"step_s": 1.0})

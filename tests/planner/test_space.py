@@ -13,7 +13,8 @@ from planner.examples import FLAT, TWO_A_HOST, WORKLOAD
 from pliant.algorithms import parse, plan_of
 from pliant.planner import BASELINES, Gene, Genome, Quality, Space, schedules
 from pliant.planner.schedules import with_schedules
-from pliant.simulator import simulate
+from pliant.simulator import scheduled, scheduled_codes, simulate
+from pliant.simulator.layout import itemsize
 from pliant.spec import (
     BlockSparse,
     Host,
@@ -267,3 +268,55 @@ def test_a_schedule_is_chosen_for_the_pause_before_its_sums(monkeypatch):
         with_schedules(plan_of(parse(node)), work, Topology(hosts=hosts))
     first_s = min(tensor.ready_s for tensor in work.tensors)
     assert asked == [2.5 + first_s, 4 * 3.5]
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
+def work(request):
+    """The example in a type of its own, with one bucket or weights in one."""
+    return replace(WORKLOAD, tensors=tuple(replace(tensor, dtype=request.param) for tensor in WORKLOAD.tensors))
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "allreduce(schedule=auto)",
+        "bf16(schedule=auto)",
+        "powersgd(rank=2, schedule=auto)",
+        "int4(schedule=auto)",
+        "every(2, allreduce(schedule=auto))",
+        "local_sgd(period=4, averaging=allreduce(schedule=auto))",
+    ],
+)
+def test_a_schedule_is_chosen_for_the_bytes_that_are_added_up(node, work, monkeypatch):
+    """The planner asks for the longest of the sums for which the simulator asks."""
+    asked, counted = [], []
+    monkeypatch.setattr(schedules, "fastest_schedule", lambda num_bytes, *_, **__: asked.append(num_bytes))
+    for module in (scheduled, scheduled_codes):
+        monkeypatch.setattr(module, "fastest_schedule", lambda num_bytes, *_, **__: counted.append(num_bytes))
+    plan = replace(plan_of(parse(node)), bucket_bytes=1 << 30)
+    simulate(plan, work, FLAT)
+    with_schedules(plan, work, FLAT)
+    assert [scheduled.rounded_bytes(each) for each in asked] == [max(counted)]
+
+
+def test_a_schedule_is_chosen_for_a_bucket(work, monkeypatch):
+    asked = []
+    monkeypatch.setattr(schedules, "fastest_schedule", lambda num_bytes, *_, **__: asked.append(num_bytes))
+    with_schedules(replace(plan_of(parse("allreduce(schedule=auto)")), bucket_bytes=1 << 20), work, FLAT)
+    assert asked == [1 << 20]
+
+
+@pytest.mark.parametrize("node", ["sharded_optimizer", "acco"])
+def test_ways_to_owners_and_back_are_chosen_for_their_bytes(node, work, monkeypatch):
+    """Gradients and new weights travel in the model's type; where owners step beside, gradients in float32, as one."""
+    asked = []
+
+    def note(there, back, *_, num_sums):
+        asked.append((sum(there), sum(back), num_sums))
+
+    monkeypatch.setattr(schedules, "fastest_owner_schedule", note)
+    plan = replace(plan_of(parse(f"{node}(schedule=auto)")), bucket_bytes=1 << 20)
+    with_schedules(plan, work, FLAT)
+    model_bytes = sum(tensor.numel * itemsize(tensor) for tensor in work.tensors)
+    there, num_sums = (4 * work.numel, 1) if node == "acco" else (1 << 20, math.ceil(model_bytes / (1 << 20)))
+    assert asked == [(pytest.approx(there, abs=4), pytest.approx(model_bytes, abs=4), num_sums)]

@@ -2,14 +2,16 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 from cases import cluster, even, plan_for
 
 import pliant
+from pliant.algorithms.by_name import plan_of_text
 from pliant.cli.main import main
 from pliant.simulator import MODELS, simulate, to_trace, workload_named, write_trace
-from pliant.spec import SyncPlan, save
+from pliant.spec import SyncPlan, Topology, save
 
 
 def run(monkeypatch, capsys, *arguments):
@@ -77,6 +79,25 @@ def test_mistakes_are_explained(monkeypatch, capsys, arguments, sentence):
     assert sentence in err
 
 
+def test_ranks_compute_as_they_were_observed(monkeypatch, capsys, tmp_path):
+    """A workload of as many ranks says how much longer each computes; one of other ranks says nothing here."""
+    work, found = replace(even(), rank_factors=(1.0, 1.0, 2.5)), tmp_path / "found.json"
+    save(work, tmp_path / "work.json")
+    for num_hosts, slowdown in ((3, work.rank_factors), (2, ())):
+        save(cluster(num_hosts), tmp_path / "links.json")
+        where = ("--workload", tmp_path / "work.json", "--topology", tmp_path / "links.json", "--json", found)
+        assert run(monkeypatch, capsys, "bytegrad", *where)[0] == 0
+        predicted = simulate(plan_of_text("bytegrad"), work, cluster(num_hosts), slowdown=slowdown)
+        assert json.loads(found.read_text())["step_s"] == predicted.step_s
+
+
+def test_a_step_without_work_is_shown(monkeypatch, capsys, tmp_path):
+    save(even(forward_s=0.0, backward_s=0.0, step_s=0.0), tmp_path / "work.json")
+    code, out, err = run(monkeypatch, capsys, "allreduce", "--workload", tmp_path / "work.json", "--hosts", 1)
+    assert (code, err) == (0, "")
+    assert "step 0us" in out
+
+
 def test_a_trace_has_a_process_for_each_rank_and_bytes_once(tmp_path):
     found = simulate(plan_for(pliant.bytegrad()), even(), cluster(2, ranks=2))
     events = to_trace(found.timeline)["traceEvents"]
@@ -134,6 +155,11 @@ def test_a_topology_may_name_machines(monkeypatch, capsys, tmp_path):
     save(cluster(2, rate=0.0, ranks=8, machine="a100"), links)
     _, out, _ = run(monkeypatch, capsys, "bf16", *VGG, "--topology", links)
     assert "overheads: of a100, by vendors' figures" in out
+    hosts = (*cluster(1, rate=0.0, ranks=8, machine="a100").hosts, replace(cluster(1).hosts[0], name="other"))
+    save(Topology(hosts=hosts), links)
+    _, out, _ = run(monkeypatch, capsys, "bf16", *VGG, "--topology", links)
+    assert "overheads: of a100, cpu-core, by vendors' figures" in out
+    assert "but these costs are a CPU core's" in out
     code, _, err = run(monkeypatch, capsys, "bf16", *VGG, "--hosts", 2, "--staged")
     assert code == 2
     assert "--staged is for a --machine with GPUs" in err

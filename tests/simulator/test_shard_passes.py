@@ -114,6 +114,14 @@ def test_torchs_own_exchanges_hide_nothing():
     assert found.compute_s == pytest.approx(0.31)
 
 
+@pytest.mark.parametrize("node", [p.sharded(gradients="int4"), p.bytegrad()])
+def test_gradients_of_shards_do_not_wait_for_the_end_of_backward(node):
+    """The engine refuses it; exchanges at the end would be lost among those that come before."""
+    plan = replace(plan_for(node), order="at_end")
+    with pytest.raises(ValueError, match="use order='ready'"):
+        simulate(plan, blocks(num_shards=2), cluster(2, ranks=2))
+
+
 def test_traces_show_the_parts():
     names = {event.name for event in predicted("int8").timeline.events if event.kind == "exchange"}
     assert {"weights of bucket 0", "weights again of bucket 0", "gradients of bucket 0", "findings"} <= names

@@ -37,7 +37,7 @@ from pliant.spec import (
     save,
     to_json,
 )
-from pliant.spec.files import write_atomically
+from pliant.spec.files import require_places, write_atomically
 from pliant.spec.units import (
     format_bytes,
     format_rate,
@@ -213,6 +213,19 @@ def test_what_is_no_file_is_not_replaced(tmp_path):
         with pytest.raises(ValueError, match="is not an ordinary file"):
             write_atomically(target, "x")
     assert pipe.is_fifo()
+
+
+def test_places_of_results_are_looked_at_before_there_are_any(tmp_path):
+    inside, file = tmp_path / "new" / "folder", tmp_path / "file"
+    require_places(None, inside / "x.json")
+    assert list(inside.iterdir()) == []
+    file.write_text("mine")
+    with pytest.raises(ValueError, match=r"below.json is to be written, but its folder does not take a file \("):
+        require_places(inside / "x.json", file / "below.json")
+    with pytest.raises(ValueError, match="is not an ordinary file"):
+        require_places(tmp_path)
+    require_places(file)
+    assert file.read_text() == "mine"
 
 
 def test_the_hash_is_of_what_counts_and_the_same_everywhere():

@@ -88,11 +88,7 @@ def for_shards(plan: SyncPlan, *, has_replicas: bool, has_shards: bool = True) -
             but there are none; or gradients wait for the end of backward.
 
     """
-    if plan.order == "at_end":
-        raise ValueError(
-            "the plan exchanges all gradients at the end of backward (order='at_end'), but a module under fully_shard "
-            "or replicate() hands its gradients over when they are complete; use order='ready'."
-        )
+    plan.require_order_of_shards()
     rules = tuple(replace(rule, exchange=_for_shards(rule.exchange, has_replicas, has_shards)) for rule in plan.rules)
     return replace(plan, rules=rules)
 

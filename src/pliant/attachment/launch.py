@@ -13,7 +13,7 @@ from types import FrameType
 from pliant.attachment import startup
 from pliant.attachment.verdict import OTHER_RANK_FILE, RunOptions, RunVerdict
 
-__all__ = ["environment_of", "launch_folder", "read_verdict", "run_command"]
+__all__ = ["environment_of", "launch_folder", "read_verdict", "run_command", "speaks_for_all"]
 
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that the command gets in place of this process; a terminal sends SIGINT to both."""
@@ -78,6 +78,11 @@ def run_command(command: Sequence[str], environment: Mapping[str, str]) -> int:
     return status if status >= 0 else 128 - status
 
 
+def speaks_for_all() -> bool:
+    """Say whether this process may have the first rank, which alone writes results: not so where torchrun says."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def read_verdict(folder: Path, *, status: int) -> RunVerdict | None:
     """Return what the script's processes have written, or a verdict that says why there is nothing.
 
@@ -90,7 +95,7 @@ def read_verdict(folder: Path, *, status: int) -> RunVerdict | None:
 
     """
     verdict = RunVerdict.load(folder)
-    if verdict is None and ((folder / OTHER_RANK_FILE).exists() or os.environ.get("RANK", "0") != "0"):
+    if verdict is None and ((folder / OTHER_RANK_FILE).exists() or not speaks_for_all()):
         return None
     without = folder / "without_pliant"
     if verdict is None and without.exists():

@@ -7,6 +7,7 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as Shown
 
 from pliant.cli import inputs
@@ -20,9 +21,9 @@ from pliant.recsys.placement.candidates import Bits
 from pliant.recsys.placement.place import EmbeddingPlacement, place_tables
 from pliant.recsys.placement.problem import PlacementLimits
 from pliant.recsys.placement.rates import Rates
-from pliant.spec import Table, from_json, load, save, to_json
+from pliant.spec import Table, Topology, from_json, load, save, to_json
 from pliant.spec.embedding import RowOptimizer
-from pliant.spec.files import write_atomically
+from pliant.spec.files import require_places, write_atomically
 from pliant.spec.reading import read_json
 from pliant.spec.units import format_bytes, format_time, parse_bytes, parse_time
 
@@ -68,6 +69,7 @@ def embed(
     """Find the layout of embedding tables that trains most samples a second within these limits, and say why."""
     where = inputs.read_topology(topology, hosts, ranks, rate, delay, racks, uplink, machine)
     _check(plot, optimizer)
+    require_places(plot, out, json_file)
     wanted, bags = _tables(tables, dim)
     limits = PlacementLimits(
         memory_bytes=parse_bytes(memory),
@@ -83,7 +85,7 @@ def embed(
         limits,
         batch_sizes=_numbers(batch, "--batch"),
         optimizer=cast(RowOptimizer, optimizer),
-        rates=_rates(rates, machine),
+        rates=_rates(rates, machine, where),
         dense_sample_s=parse_time(dense),
         overlap=overlap,
         exact=exact,
@@ -105,9 +107,11 @@ def _check(plot: Path | None, optimizer: str) -> None:
         raise ValueError(f"--optimizer is {optimizer}, but rows are updated by {', '.join(get_args(RowOptimizer))}.")
 
 
-def _rates(path: Path | None, machine: str) -> Rates:
+def _rates(path: Path | None, machine: str, network: Topology) -> Rates:
+    """Return rates from their file, or the defaults; overheads are the file's, unless a machine is named."""
     rates = load(Rates, path) if path is not None else Rates()
-    return replace(rates, overheads=inputs.read_overheads(None, machine)) if machine else rates
+    measured = path is not None and not machine
+    return rates if measured else replace(rates, overheads=inputs.read_overheads(None, machine, network))
 
 
 def _tables(text: str, dim: int) -> tuple[list[Table], list[float]]:
@@ -171,7 +175,7 @@ def _show(placement: EmbeddingPlacement) -> None:
     table = Shown("table", "rows", "dim", "layout", "homes", "hot rows", "moved", "next best", box=None)
     for each in sorted(reasons, key=lambda each: -each.moved_bytes)[:_SHOWN]:
         table.add_row(
-            each.name,
+            escape(each.name),
             f"{each.num_rows:,}",
             str(each.dim),
             each.family + (f", {each.layout.bits} bits" if each.layout.bits < 32 else ""),

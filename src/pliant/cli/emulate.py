@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pliant.cli.racks import RacksOption, UplinkOption, split_into_racks
@@ -21,7 +22,7 @@ from pliant.network.link_check import require_links
 from pliant.network.shaping import LEAST_BURST
 from pliant.network.tcp_settings import CONGESTION, TcpSettings, with_send_buffer
 from pliant.spec import Host, Topology
-from pliant.spec.files import write_atomically
+from pliant.spec.files import require_places, write_atomically
 from pliant.spec.units import format_rate, format_time, parse_bytes, parse_rate, parse_time
 
 __all__ = ["emulate", "require_command", "run_on", "show_failures", "topology_from_flags", "with_tcp"]
@@ -110,6 +111,7 @@ def emulate(
     require_command(command)
     if restart and not elastic:
         raise ValueError(f"--restart {restart} brings ranks back to others that go on; add --elastic.")
+    require_places(json_file)
     links, results = run_on(
         cluster_spec,
         command,
@@ -216,7 +218,7 @@ def _show_links(console: Console, tcp: TcpSettings, links: list[LinkReport]) -> 
     for link in links:
         wanted = format_rate(link.wanted_bytes_per_s) if link.wanted_bytes_per_s else "no limit"
         found = format_rate(link.found_bytes_per_s)
-        table.add_row(f"{link.source} -> {link.target}", wanted, found, format_time(link.found_round_trip_s))
+        table.add_row(escape(f"{link.source} -> {link.target}"), wanted, found, format_time(link.found_round_trip_s))
     console.print(table)
 
 
@@ -224,7 +226,7 @@ def show_failures(results: list[RankResult]) -> None:
     """Show how each rank has ended."""
     table = Table("rank", "host", "how it ended", title="ranks")
     for r in results:
-        table.add_row(str(r.rank), r.host, _how(r))
+        table.add_row(str(r.rank), escape(r.host), _how(r))
     Console(stderr=True).print(table)
 
 

@@ -32,19 +32,25 @@ __all__ = [
     "read_overheads",
     "read_topology",
     "read_workload",
+    "slowdown_of",
 ]
 
 WorkloadOption = Annotated[
     str, typer.Option(help=f"A workload's file, or one of {', '.join(MODELS)}: then give --compute.")
 ]
-TopologyOption = Annotated[Path | None, typer.Option(help=f"{TOPOLOGY_HELP}; instead of the next four.")]
+TopologyOption = Annotated[
+    Path | None, typer.Option(help=f"{TOPOLOGY_HELP}; instead of --hosts and all that goes with it.")
+]
 HostsOption = Annotated[int, typer.Option(help="Number of equal hosts.")]
 RanksOption = Annotated[
     int | None,
     typer.Option("--ranks", "--ranks-per-host", help="Ranks on each host; if not given, those of the --machine, or 1."),
 ]
 RateOption = Annotated[
-    str, typer.Option(help="Rate of each host's link, both ways: 100mbit, 1gbit, none; that of the --machine.")
+    str,
+    typer.Option(
+        help="Rate of each host's link, both ways: 100mbit, 1gbit, none; if not given, that of the --machine."
+    ),
 ]
 DelayOption = Annotated[str, typer.Option(help="One-way delay of what a host receives: 5ms.")]
 ComputeOption = Annotated[str, typer.Option(help="Time of forward and backward of a named model: 140ms.")]
@@ -104,7 +110,8 @@ def describe_overheads(
     """Return lines that say on what machine costs were measured, how far they may be off, and whether they fit."""
     if path is not None:
         return f"overheads: {path}, fitted to measured steps"
-    names = [machine] if machine else sorted({host.machine for host in network.hosts} - {""} if network else ())
+    told = {machine} if machine else {host.machine for host in network.hosts} if network else set[str]()
+    names = sorted(name or "cpu-core" for name in told) if any(told) else []  # as `overheads_of` has it
     if not names:
         said = (
             "overheads: defaults of one CPU core and Gloo, not of your machines; measure one with pliant probe "
@@ -116,7 +123,7 @@ def describe_overheads(
     origin = "by vendors' figures" if all(name in PRESETS for name in names) else "as measured"
     cure = "; measure yours with pliant probe --machine FILE" if origin == "by vendors' figures" else ""
     said = f"overheads: of {', '.join(names)}, {origin}{cure}. {_held(worst)}"
-    return said if any(each.gpus for each in known) else said + _misfit(work, network)
+    return said if all(each.gpus for each in known) else said + _misfit(work, network)
 
 
 def _held(uncertainty: float) -> str:
@@ -155,6 +162,11 @@ def read_workload(text: str, compute: str) -> Workload:
     if not Path(text).exists():
         raise ValueError(f"there is no workload {text!r}: it is neither a file nor one of {', '.join(MODELS)}.")
     return load(Workload, text)
+
+
+def slowdown_of(work: Workload, network: Topology) -> tuple[float, ...]:
+    """Return how much longer each rank computes, as the workload was observed on as many ranks; else nothing."""
+    return work.rank_factors if len(work.rank_factors) == network.num_ranks else ()
 
 
 def read_topology(

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pliant.cli import inputs
-from pliant.netmodel import Overheads, overheads_of
+from pliant.netmodel import Overheads
 from pliant.planner import (
     Advice,
     CodecErrors,
@@ -34,7 +34,7 @@ from pliant.planner import (
 from pliant.planner.experience import Experience, load_experience
 from pliant.simulator import Simulated, simulate, simulate_many, write_trace
 from pliant.spec import SyncPlan, Topology, Workload, save, to_json
-from pliant.spec.files import write_atomically
+from pliant.spec.files import require_places, write_atomically
 from pliant.spec.units import format_bytes, format_time
 
 __all__ = ["plan"]
@@ -100,18 +100,19 @@ def plan(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the plans that are shown there.")] = None,
 ) -> None:
     """Simulate many plans on a network; say the best at three limits of steps, and write the one for --quality."""
+    require_places(out, trace, json_file)
     earlier, errors = None if experience is None else load_experience(experience), error_budget is not None
     training, optimizer = _training(workload, model, compute, optimizer, earlier, errors=errors)
     training = divided(training, sharded) if sharded else training
     network = _network(earlier, topology, hosts, ranks, rate, delay, machine)
     known, whose = _overheads(earlier, overheads, machine, training, network, staged=staged)
     within = quality if quality is not None else 1.0 if error_budget is None else math.inf
-    scale, unmeasured = Scale.of(training, network), unmeasured or errors  # errors are measured
-    allowed = Quality(budget=within, optimizer=optimizer, scale=scale, unmeasured=unmeasured)
+    scale, slowdown = Scale.of(training, network), inputs.slowdown_of(training, network)
+    allowed = Quality(budget=within, optimizer=optimizer, scale=scale, unmeasured=unmeasured or errors)
     space = Space(training, network, allowed, error_budget, combined=True)
 
     def step_s(workload: Workload, plans: Sequence[SyncPlan]) -> list[float]:
-        return simulate_many(plans, workload, network, overheads=known).tolist()
+        return simulate_many(plans, workload, network, overheads=known, slowdown=slowdown).tolist()
 
     def steps_s(plans: list[Genome]) -> list[float]:
         return step_s(training, [genes.plan() for genes in plans])
@@ -122,19 +123,18 @@ def plan(
     seeds = measured_genomes(optimizer, scale) | named_genomes() | space.baselines
     if not training.is_sharded:  # menus are of whole models
         seeds |= error_budget_seeds(training, space.quality, step_s, budget=error_budget)
-    least_s = LeastTimes(training, network, known or overheads_of(network))
+    least_s = LeastTimes(training, network, known)
     found = search_predicted(space, to_accuracy_s, seeds, candidates, seed, least_s=least_s)
     points = frontier(
         training, network, optimizer, steps_s, candidates=candidates // 5, seed=seed, least_s=least_s, combined=True
     )
-    best = found[0][0].plan("planned")
-    predicted = simulate(best, training, network, overheads=known)
-    _show(limits_text(training, network, allowed, points, steps_s), found, space, seeds)
+    best = replace(found[0][0].plan("planned"), provenance=_provenance(within, error_budget, seed))
+    predicted = simulate(best, training, network, overheads=known, slowdown=slowdown)
+    shown = _show(limits_text(training, network, allowed, points, steps_s), found, space, seeds)
     advice = advise(training, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
     _tell(best, predicted, CodecErrors(training).of(best), advice)
     _tell_limits(allowed, whose, earlier)
-    best = replace(best, provenance=_provenance(within, error_budget, seed))
-    _write_files(best, predicted, points, found, out=out, trace=trace, json_file=json_file)
+    _write_files(best, predicted, points, shown, out=out, trace=trace, json_file=json_file)
 
 
 def _provenance(within: float, error_budget: float | None, seed: int) -> str:
@@ -146,7 +146,7 @@ def _write_files(
     best: SyncPlan,
     predicted: Simulated,
     points: Sequence[FrontierPoint],
-    found: Sequence[tuple[Genome, float]],
+    shown: Sequence[tuple[Genome, float]],
     *,
     out: Path | None,
     trace: Path | None,
@@ -158,7 +158,7 @@ def _write_files(
     if trace is not None:
         write_trace(predicted.timeline, trace)
     if json_file is not None:
-        rows = [{"to_accuracy_s": s, "plan": json.loads(to_json(genes.plan()))} for genes, s in found[:_SHOWN]]
+        rows = [{"to_accuracy_s": s, "plan": json.loads(to_json(genes.plan()))} for genes, s in shown]
         body = {"frontier": [point.as_row() for point in points], "plans": rows}
         write_atomically(json_file, json.dumps(body, indent=1) + "\n")
 
@@ -243,7 +243,10 @@ def _tell_limits(allowed: Quality, whose: str, earlier: Experience | None) -> No
         Console().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _show(limits: str, found: list[tuple[Genome, float]], space: Space, seeds: Mapping[str, Genome]) -> None:
+def _show(
+    limits: str, found: list[tuple[Genome, float]], space: Space, seeds: Mapping[str, Genome]
+) -> list[tuple[Genome, float]]:
+    """Show the best plans, and the baselines among the others; return what is shown."""
     Console().print(f"{limits}\n", markup=False, highlight=False, soft_wrap=True)
     names = {genes: name for name, genes in seeds.items()}
     alike: dict[str, tuple[Genome, float]] = {}
@@ -263,3 +266,4 @@ def _show(limits: str, found: list[tuple[Genome, float]], space: Space, seeds: M
             names.get(genes, genes.summary),
         )
     Console().print(table)
+    return rows

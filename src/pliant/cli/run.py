@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pliant.attachment.launch import environment_of, launch_folder, read_verdict, run_command
+from pliant.attachment.launch import environment_of, launch_folder, read_verdict, run_command, speaks_for_all
 from pliant.attachment.verdict import QUALITIES, RunOptions, RunVerdict
 from pliant.cli.emulate import require_command, run_on, show_failures, topology_from_flags, with_tcp
 from pliant.cli.topology_file import read_topology_file
 from pliant.network.tcp_settings import CONGESTION
 from pliant.spec import SyncPlan, Topology, from_json, save
-from pliant.spec.files import write_atomically
+from pliant.spec.files import require_places, write_atomically
 from pliant.spec.units import parse_time
 
 __all__ = ["run"]
@@ -61,6 +61,8 @@ def run(
     torchrun --nproc-per-node 2 -m pliant run -- python train.py, or pliant run -- torchrun --nproc-per-node 2 train.py.
     """
     require_command(command)
+    if speaks_for_all():
+        require_places(out, json_file)
     kept = experience if experience in ("cache", "none") else str(Path(experience).absolute())
     options = RunOptions(quality=quality, unmeasured=unmeasured, experience=kept, plan_file=str(out or ""))
     hosts = _emulated(emulate) if emulate else None

@@ -28,7 +28,7 @@ from pliant.schedules import (
 )
 from pliant.schedules.dense import dense_candidates
 from pliant.spec import Topology, save
-from pliant.spec.files import write_atomically
+from pliant.spec.files import require_places, write_atomically
 from pliant.spec.reading import read_text
 from pliant.spec.units import format_bytes, format_time, parse_bytes, parse_time
 
@@ -72,6 +72,7 @@ def schedule(
         require_plotly()
         if draw.suffix != ".html":
             raise ValueError(f"--draw is {draw}, but a drawing is a page; name it .html.")
+    require_places(draw, out, json_file)
     where = inputs.read_topology(topology, hosts, ranks, rate, delay, racks, uplink, machine)
     known = replace(inputs.read_overheads(overheads, machine, where), pause_s=parse_time(pause))
     notes = list[str]()
@@ -88,6 +89,7 @@ def schedule(
         collective = Collective.of(held, _sizes(parse_bytes(size), len(held[0])))
         found, notes = _search(collective, where, known, parse_time(improve))
         bound_s = lower_bound_s(collective, where, known)
+    notes.append(inputs.describe_overheads(overheads, machine, network=where))
     _show(found, collective, bound_s, notes)
     best = found[0]
     if draw is not None:
@@ -151,7 +153,7 @@ def _show(found: list[Candidate], collective: Collective, bound_s: float, notes:
     console.print(table)
     console.print(f"{len(found)} schedules, all verified; the best: {found[0].name}", markup=False, highlight=False)
     for note in notes:
-        console.print(note, markup=False, highlight=False)
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
 def _over(candidate: Candidate, bound_s: float) -> str:

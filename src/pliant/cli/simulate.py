@@ -50,6 +50,7 @@ def simulate(
         overheads=inputs.read_overheads(overheads, machine, network, staged=staged),
         bucket_bytes=parse_bytes(bucket),
         steps=steps,
+        slowdown=inputs.slowdown_of(training, network),
     )
     costs = inputs.describe_overheads(overheads, machine, training, network)
     _show(plan, found)
@@ -65,7 +66,8 @@ def _show(name: str, found: Simulated) -> None:
     table = Table.grid(padding=(0, 2))
     sent = found.sent_bytes
     table.add_row("step", format_time(found.step_s), f"mean over a period of {found.period}")
-    table.add_row("compute", format_time(found.compute_s), f"{found.compute_s / found.step_s:.0%} of the step")
+    share = found.compute_s / found.step_s if found.step_s else 1.0
+    table.add_row("compute", format_time(found.compute_s), f"{share:.0%} of the step")
     table.add_row("exposed", format_time(found.exposed_s), f"of {format_time(found.exchange_s)} of exchanges")
     table.add_row("coding", format_time(found.codec_s), "and overhead, within exchanges")
     table.add_row("sent", format_bytes(max(sent)), f"a step by the busiest rank, of {len(sent)}")

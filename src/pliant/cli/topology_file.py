@@ -14,16 +14,16 @@ TOPOLOGY_HELP = f"A topology's file, matrices, or a world: {', '.join(WORLDS)}"
 
 
 def read_topology_file(name: str | Path) -> Topology:
-    """Return the topology that a name stands for; a file goes before a world of the same name.
+    """Return the topology that a name stands for; a file goes before a world of the same name, but no folder does.
 
     Raises:
         ValueError: There is neither, or the file holds something else; the message names it.
 
     """
     path = Path(name)
+    if str(name) in WORLDS and not path.is_file():
+        return world(str(name))
     if not path.exists():
-        if str(name) in WORLDS:
-            return world(str(name))
         raise ValueError(f"there is no topology {str(name)!r}: it is neither a file nor one of {', '.join(WORLDS)}.")
     text = read_text(path)
     try:

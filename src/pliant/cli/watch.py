@@ -1,11 +1,12 @@
 """Live page of a run in the terminal, from the file that `Run.log_to` writes."""
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console, Group
@@ -44,7 +45,7 @@ def watch(
     file = _log_in(path)
     figures = summary(read_rows(file))
     if json_file is not None:
-        write_atomically(json_file, json.dumps(figures, indent=2) + "\n")
+        write_atomically(json_file, json.dumps(_plain(figures), indent=2, allow_nan=False) + "\n")
     console = Console()
     if once or json_file is not None:
         console.print(_page(file, figures))
@@ -86,10 +87,11 @@ def _by_minute(rows: Sequence[Row], name: str, end_s: float) -> list[float]:
     minutes: dict[int, list[float]] = {}
     last = 0.0
     for row in rows:
-        if name in row:
+        if name in row and not isinstance(row[name], str):
             last = float(row[name])
             minutes.setdefault(int((end_s - float(row.get("unix_s", 0.0))) // 60), []).append(last)
-    return [*(fmean(minutes[k]) for k in sorted(minutes, reverse=True) if k < _MINUTES), last]
+    recent = [minutes[k] for k in sorted(minutes, reverse=True) if k < _MINUTES]
+    return [*(sum(values) / len(values) for values in recent), last]
 
 
 def _page(file: Path, figures: dict[str, float | str | list[float]]) -> Panel:
@@ -134,9 +136,24 @@ def _told(name: str, value: float | str | list[float], figures: dict[str, float 
 
 
 def _bars(values: Sequence[float]) -> str:
-    low, high = min(values), max(values)
+    """Return a bar for each value, and a cross for one that is not finite."""
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
     top = len(_BARS) - 1
-    return "".join(_BARS[round((value - low) / (high - low) * top) if high > low else 0] for value in values)
+
+    def bar(value: float) -> str:
+        return _BARS[round((value - low) / (high - low) * top) if high > low else 0] if math.isfinite(value) else "×"
+
+    return "".join(map(bar, values))
+
+
+def _plain(figure: Any) -> Any:
+    """Return figures for JSON, which has no word for what is not finite: null."""
+    if isinstance(figure, dict):
+        return {name: _plain(each) for name, each in cast(dict[str, Any], figure).items()}
+    if isinstance(figure, list):
+        return [_plain(each) for each in cast(list[Any], figure)]
+    return None if isinstance(figure, float) and not math.isfinite(figure) else figure
 
 
 def _log_in(path: Path) -> Path:

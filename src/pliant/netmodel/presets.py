@@ -136,14 +136,12 @@ def _slower(a: Overheads, b: Overheads) -> Overheads:
         name: {codec: max(getattr(a, name)[codec], getattr(b, name)[codec]) for codec in CODECS}
         for name in ("encode_s", "feedback_s", "decode_s", "add_s")
     }
-    staging = [each.staging_bytes_per_s for each in (a, b) if each.staging_bytes_per_s]
     return replace(
         a,
         **most,
         **verbs,
         loopback_bytes_per_s=min(a.loopback_bytes_per_s, b.loopback_bytes_per_s),
         reduce_bytes_per_s=min(a.reduce_bytes_per_s, b.reduce_bytes_per_s),
-        staging_bytes_per_s=min(staging, default=0.0),
         nccl=min(a.nccl, b.nccl, key=("", "pcie", "nvlink").index),
         uncertainty=max(a.uncertainty, b.uncertainty) if a.uncertainty and b.uncertainty else 0.0,
         provenance=f"{a.provenance}; {b.provenance}",

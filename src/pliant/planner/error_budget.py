@@ -17,6 +17,7 @@ from pliant.planner.codec_errors import CodecErrors
 from pliant.planner.genome import SMALL_NUMEL, Gene, Genome, all_of
 from pliant.planner.knapsack import solve_knapsack
 from pliant.planner.quality import Quality
+from pliant.simulator.layout import itemsize
 from pliant.spec import SyncPlan, Workload
 
 __all__ = ["MENUS", "ErrorBudgetResult", "StepTimes", "error_budget_seeds", "solve_error_budget"]
@@ -185,14 +186,14 @@ def _by_class(workload: Workload) -> list[list[int]]:
 def _by_bucket(workload: Workload, bucket_bytes: int) -> list[list[int]]:
     """Return the places of large tensors, bucket by bucket: a bucket is full when it has reached its size."""
     groups: list[list[int]] = [[]]
-    held = 0.0
+    held = 0
     for place, tensor in enumerate(workload.tensors):
         if tensor.numel > SMALL_NUMEL:
             groups[-1].append(place)
-        held += tensor.numel * int(tensor.dtype.rpartition("float")[2]) / 8
+        held += tensor.numel * itemsize(tensor)
         if held >= (bucket_bytes or _DDP_BYTES):
             groups.append([])
-            held = 0.0
+            held = 0
     return [group for group in groups if group]
 
 

@@ -3,17 +3,22 @@
 import math
 from collections import Counter
 from dataclasses import replace
-from functools import partial
+from typing import NamedTuple
 
+from pliant.layouts.division import WEIGHT_BUCKET_NUMEL, factor_shape
 from pliant.layouts.payloads import payload_bytes
 from pliant.netmodel import Overheads
 from pliant.planner.genome import Genome
 from pliant.schedules.dense import fastest_schedule
 from pliant.schedules.owned import fastest_owner_schedule
+from pliant.simulator import BUCKET_BYTES
+from pliant.simulator.layout import itemsize
 from pliant.simulator.pauses import pause_of_gradients_s, pause_of_weights_s
 from pliant.spec import (
+    AllReduce,
     BlockSparse,
     Exchange,
+    LowRank,
     OwnedOptimizer,
     OwnerScheduling,
     ScatterGather,
@@ -25,9 +30,6 @@ from pliant.spec import (
 )
 
 __all__ = ["scheduled_plan", "with_schedules"]
-
-_BUCKET_BYTES = 25 << 20
-"""Of DDP, where a plan does not say."""
 
 
 def scheduled_plan(genes: Genome, workload: Workload, topology: Topology) -> SyncPlan:
@@ -45,31 +47,63 @@ def with_schedules(plan: SyncPlan, workload: Workload, topology: Topology) -> Sy
     """
     if not any(rule.exchange.needs_links for rule in plan.rules):
         return plan
-    num_bytes = min(4 * workload.numel, plan.bucket_bytes or _BUCKET_BYTES)
-
-    def fastest(node: Exchange, places: Topology, overheads: Overheads) -> Scheduling | OwnerScheduling:
-        if isinstance(node, OwnedOptimizer):
-            sum_bytes = 4 * workload.numel if node.steps_beside else num_bytes
-            return _to_owners(node, sum_bytes, 4 * workload.numel, topology, places, overheads)
-        sent_bytes, is_coded = num_bytes, isinstance(node, ScatterGather)
-        if isinstance(node, ScatterGather):
-            sent_bytes = payload_bytes(node.codec, num_bytes // 4)
-        elif isinstance(node, BlockSparse):
-            sent_bytes, is_coded = round(node.selection.ratio * num_bytes), node.selection.is_coded
-        return fastest_schedule(sent_bytes, places, overheads, is_coded=is_coded) or "ring"
 
     def known(node: Exchange) -> Exchange:
+        bucket = _bucket_of(node, plan, workload)
         overheads = replace(Overheads(), pause_s=_pause_s(node, workload, plan))
         places = topology.one_rank_each if node.levels else topology
-        return with_schedule(node, partial(fastest, places=places, overheads=overheads))
+
+        def fastest(inner: Exchange) -> Scheduling | OwnerScheduling:
+            if isinstance(inner, OwnedOptimizer):
+                return _to_owners(inner, bucket, workload, topology, places, overheads)
+            is_coded = inner.selection.is_coded if isinstance(inner, BlockSparse) else isinstance(inner, ScatterGather)
+            sent_bytes = _sent_bytes(inner, bucket, workload)
+            return fastest_schedule(sent_bytes, places, overheads, is_coded=is_coded) or "ring"
+
+        return with_schedule(node, fastest)
 
     return replace(plan, rules=tuple(replace(rule, exchange=known(rule.exchange)) for rule in plan.rules))
 
 
+class _Bucket(NamedTuple):
+    """Elements that are exchanged at a time."""
+
+    numel: int
+    value_bytes: float
+    """Bytes of each where no codec is used; the mean where types differ."""
+
+
+def _bucket_of(node: Exchange, plan: SyncPlan, workload: Workload) -> _Bucket:
+    """Return a bucket of gradients, or of weights, which are exchanged in float32; of the whole model if it is less."""
+    if node.exchanges_weights:
+        return _Bucket(min(math.ceil(workload.numel / node.timing.fragments), WEIGHT_BUCKET_NUMEL), 4.0)
+    value_bytes = _model_bytes(workload) / max(1, workload.numel)
+    numel = min(workload.numel, round((plan.bucket_bytes or BUCKET_BYTES) / (value_bytes or 4.0)))
+    return _Bucket(numel, 4.0 if node.works_in_float32 else value_bytes)
+
+
+def _model_bytes(workload: Workload) -> int:
+    return sum(tensor.numel * itemsize(tensor) for tensor in workload.tensors)
+
+
+def _sent_bytes(node: Exchange, bucket: _Bucket, workload: Workload) -> int:
+    """Return the bytes of the vector, or of the payload, that a node adds up of a bucket; of two the larger one's."""
+    if isinstance(node, BlockSparse):
+        return round(4 * node.selection.ratio * bucket.numel)
+    if isinstance(node, LowRank):
+        factors = [(shape, factor_shape(shape, node.rank)) for shape in (tensor.shape for tensor in workload.tensors)]
+        first = sum(math.prod(shape) if factor is None else shape[0] * factor[0] for shape, factor in factors)
+        second = sum(math.prod(factor) for _, factor in factors if factor is not None)
+        return round(4 * bucket.numel * max(first, second) / max(1, workload.numel))
+    if isinstance(node, (AllReduce, ScatterGather)) and node.codec is not None:
+        return payload_bytes(node.codec, bucket.numel)
+    return round(bucket.value_bytes * bucket.numel)
+
+
 def _to_owners(
     node: OwnedOptimizer,
-    sum_bytes: int,
-    model_bytes: int,
+    bucket: _Bucket,
+    workload: Workload,
     topology: Topology,
     places: Topology,
     overheads: Overheads,
@@ -80,11 +114,13 @@ def _to_owners(
     owned = placement.bandwidths or tuple(float(counts[rank]) for rank in range(num_ranks))
     if places.num_ranks < num_ranks:
         owned = tuple(sum(owned[rank] for rank in topology.ranks_of(k)) for k in range(len(topology.hosts)))
-    sent_bytes = sum_bytes if node.codec is None else payload_bytes(node.codec, sum_bytes // 4)
+    summed = _Bucket(workload.numel, 4.0) if node.steps_beside else bucket
+    sent_bytes = summed.value_bytes * summed.numel if node.codec is None else payload_bytes(node.codec, summed.numel)
     to_bytes, from_bytes = (
-        tuple(math.ceil(num_bytes * share / sum(owned)) for share in owned) for num_bytes in (sent_bytes, model_bytes)
+        tuple(math.ceil(num_bytes * share / sum(owned)) for share in owned)
+        for num_bytes in (sent_bytes, _model_bytes(workload))
     )
-    num_sums = math.ceil(model_bytes / max(1, sum_bytes))
+    num_sums = math.ceil(workload.numel / max(1, summed.numel))
     return fastest_owner_schedule(to_bytes, from_bytes, places, overheads, num_sums=num_sums) or "direct"
 
 

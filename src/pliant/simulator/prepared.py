@@ -105,6 +105,8 @@ def prepare(plan: SyncPlan, context: SimulationContext, bucket_bytes: int) -> Pr
     """Measure every exchange that a plan makes."""
     workload, num_ranks = context.workload, context.num_ranks
     nodes = _nodes(plan, context)
+    if any(isinstance(node, Sharded) for node in distinct_nodes(nodes)):
+        plan.require_order_of_shards()
     owned = owned_parts(nodes, workload, num_ranks) if num_ranks > 1 else {}
     parts = _parts(plan, nodes, context, bucket_bytes) if num_ranks > 1 else []
     shards = prepare_shards(parts, context)

@@ -234,10 +234,7 @@ def _counts(legs: Sequence[CriticalSegment], stepper: Stepper, context: Simulati
         else:
             exchanged = stepper.exchanged[leg.item.row]
             counts += exchanged.of.counts[exchanged.index] * (leg.seconds / max(exchanged.seconds, 1e-30))
-    compute_s = counts[0]
-    scaled = context.at_given_overheads(counts)
-    scaled[0] = compute_s
-    return scaled
+    return context.at_given_overheads(counts)
 
 
 def _totals(stepper: Stepper, first: int, prepared: PreparedPlan) -> Floats:

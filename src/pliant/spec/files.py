@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pliant.spec.plain import build_record, plain
 from pliant.spec.reading import parse_json, read_text, shorten
 
-__all__ = ["canonical_hash", "from_json", "load", "save", "to_json", "write_atomically"]
+__all__ = ["canonical_hash", "from_json", "load", "require_places", "save", "to_json", "write_atomically"]
 
 FORMATS: Mapping[str, int] = types.MappingProxyType({"SyncPlan": 2})
 """Kind of record -> format that is written; 1 for those that are not named. From 2 on defaults are left out, so that a
@@ -57,6 +57,26 @@ def canonical_hash(record: Any) -> str:
     return hashlib.sha256(to_json(record).encode()).hexdigest()[:16]
 
 
+def require_places(*paths: Path | None) -> None:
+    """Make the folders of results, so that a file which cannot be written is named before there is something to lose.
+
+    Args:
+        paths: Files that `write_atomically` will write; None for one that nobody asked for.
+
+    Raises:
+        ValueError: One of them cannot be written.
+
+    """
+    for path in filter(None, paths):
+        try:
+            _require_place(path)
+            tempfile.TemporaryFile(dir=path.parent).close()
+        except OSError as error:
+            raise ValueError(
+                f"{path} is to be written, but its folder does not take a file ({error.strerror}); name another."
+            ) from None
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write beside the target and rename, so that no reader ever sees half a file.
 
@@ -64,9 +84,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         ValueError: The target is there and no ordinary file: a rename would put one in the place of, say, /dev/null.
 
     """
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is not an ordinary file, but a result replaces what has its name; name a file.")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _require_place(path)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -78,6 +96,12 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _require_place(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not an ordinary file, but a result replaces what has its name; name a file.")
+    path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def save(record: Any, path: str | Path) -> None:

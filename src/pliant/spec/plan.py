@@ -130,6 +130,14 @@ class SyncPlan:
         """Return the exchange of the first rule that matches the parameter."""
         return next(rule.exchange for rule in self.rules if rule.match(name, layer, numel))
 
+    def require_order_of_shards(self) -> None:
+        """Raise ValueError for an order that a model which is divided among ranks cannot keep."""
+        if self.order == "at_end":
+            raise ValueError(
+                "the plan exchanges all gradients at the end of backward (order='at_end'), but a module under "
+                "fully_shard or replicate() hands its gradients over when they are complete; use order='ready'."
+            )
+
     @property
     def leaves_gradients(self) -> bool:
         """Whether gradients always stay with their rank in backward: what is exchanged is exchanged between steps."""

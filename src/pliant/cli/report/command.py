@@ -74,7 +74,14 @@ def report(
         known = inputs.read_overheads(overheads, machine, network)
         work = inputs.read_workload(workload, compute)
         costs = inputs.describe_overheads(overheads, machine, work, network)
-        predicted = simulate(wanted, work, network, overheads=known, bucket_bytes=parse_bytes(bucket))
+        predicted = simulate(
+            wanted,
+            work,
+            network,
+            overheads=known,
+            bucket_bytes=parse_bytes(bucket),
+            slowdown=inputs.slowdown_of(work, network),
+        )
     measured = measured_of(timelines, 1 if predicted is None else predicted.period)
     _show(measured, predicted)
     if predicted is not None:
