@@ -5,7 +5,9 @@ import threading
 import pytest
 from torch.distributed import HashStore
 
+from pliant.comm import liveness
 from pliant.comm.liveness import HeartbeatMonitor
+from waiting import dawdle
 
 
 class Cut:
@@ -17,6 +19,17 @@ class Cut:
     def __getattr__(self, name):
         if self.lost:
             raise RuntimeError("connection was closed")
+        return getattr(self._store, name)
+
+
+class Far:
+    """A store whose answers take long, once it is far away."""
+
+    def __init__(self, store):
+        self._store, self.answer_s = store, 0.0
+
+    def __getattr__(self, name):
+        dawdle(self.answer_s)
         return getattr(self._store, name)
 
 
@@ -50,6 +63,25 @@ def test_with_the_store_its_host_is_lost_and_nobody_is_said_to_be_absent(started
     store.lost = True
     assert life.absent() == ()
     assert life.blame("group", waited_s=0.0, limit_s=10.0).gone == (0,)
+
+
+def test_the_host_of_the_store_does_not_say_that_it_is_silent_itself(started):
+    store = Cut()
+    life = started(store, 0)
+    store.lost = True
+    assert "store in which ranks give signs of life does not" in life.blame("group", 0.0, 10.0).sentence(0, 10.0)
+
+
+def test_a_store_that_is_slow_to_answer_is_not_taken_for_a_lost_one(started, monkeypatch):
+    """Rank 2 needs longer than a dead store is waited for to see that rank 1 is silent."""
+    monkeypatch.setattr(liveness, "_LEAST_SILENT_S", 0.6)
+    store = HashStore()
+    far = Far(store)
+    lives = [started(*each) for each in ((store, 0), (store, 1), (far, 2))]
+    lives[1].close()
+    far.answer_s = 0.3
+    assert lives[2].blame("group", waited_s=0.0, limit_s=10.0).gone == (1,)
+    far.answer_s = 0.0
 
 
 def test_all_who_come_to_a_place_go_on_together(started):

@@ -3,10 +3,13 @@
 import threading
 
 import pytest
+import torch
 from torch.distributed import HashStore
 
 import pliant
 from pliant.comm.private_comm import new_comm
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
@@ -36,6 +39,22 @@ def test_a_start_that_comes_to_nothing_says_what_to_do(come, message, monkeypatc
             place.comm.barrier()
 
     pliant.run_world(2, body, timeout_s=20)
+
+
+def test_the_limit_of_the_start_ends_with_it_also_for_what_was_made_in_it():
+    """Gloo ends a collective after the limit of its group, whatever limit a wait for it has."""
+
+    def body(place):
+        comm = new_comm(place.process_group, 200.0, 100.0)
+        comm.reconnect(2)
+        part = comm.split([[0], [1]])
+        comm.with_timeout(200.0)
+        groups = [*comm._groups, *part._groups]
+        limits_s = [group._get_backend(CPU).options._timeout.total_seconds() for group in groups]
+        comm.close()
+        return limits_s
+
+    assert pliant.run_world(2, body) == [[200.0] * 4] * 2
 
 
 def test_nobody_goes_on_from_a_new_group_before_all_have_connected():

@@ -156,6 +156,21 @@ def test_after_a_failure_later_exchanges_are_dropped_and_all_are_handed_back(fai
     assert ended[-1] == "next"
 
 
+@pytest.mark.parametrize("num_stages", [1, 3])
+def test_a_bucket_that_cannot_be_handed_back_raises_where_it_is_waited_for(num_stages, threads):
+    """As where an accelerator has failed. The threads live on, or later tasks would be waited for in vain."""
+
+    def refuse():
+        raise ValueError("the device is lost")
+
+    lane, said = threads(num_stages), []
+    handed_back = lane.submit_stages((None for _ in range(3)), refuse, name="", step=0)
+    with pytest.raises(ValueError, match="the device is lost"):
+        handed_back.wait()
+    lane.submit(lambda: said.append("next")).wait()
+    assert said == ["next"]
+
+
 def test_works_side_by_side_go_stage_by_stage_and_keep_their_results():
     said = []
 

@@ -590,6 +590,27 @@ def test_a_round_may_take_as_long_as_the_exchanges_of_all_its_buckets(is_silent)
     assert not average._changed.events
 
 
+def test_what_has_ended_averages_is_raised_until_the_run_ends(monkeypatch):
+    """Else a rank whose loop survives the error would train on alone, and wait in vain for others as it closes."""
+
+    def broken(mine, comm):
+        raise ArithmeticError("no average")
+
+    monkeypatch.setattr(background_average, "gather_attendance", broken)
+
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
+        run = pliant.relax(ddp, optimizer, "async_average", timeout_s=60)
+        for steps in (itertools.count(), [0]):
+            with pytest.raises(ArithmeticError, match="no average"):
+                train(ddp, optimizer, place.rank, steps)
+        with pytest.raises(ArithmeticError, match="no average"):
+            run.close()
+
+    pliant.run_world(2, body, timeout_s=60)
+
+
 def test_a_rank_that_does_not_pass_on_a_call_ends_the_others(monkeypatch):
     """Its thread hears nothing, as under SIGSTOP; no rank hangs, and who waits longest is told why."""
     hear, stopped, going, found = RoundCalls.hear, threading.Event(), threading.Event(), {}

@@ -76,17 +76,20 @@ def test_collectives_equal_numpy(make, numel, dtype):
     np.testing.assert_array_equal(results[1]["reduce"], each.sum(0))
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int16, torch.uint8, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.int16, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.float16]
+)
 def test_bytes_of_any_dtype_can_move(dtype):
     def body(place):
         out = torch.empty(2 * 3, dtype=dtype)
         place.comm.all_gather(out, torch.full((3,), place.rank + 1).to(dtype)).wait()
         peer = 1 - place.rank
-        got = torch.empty(3, dtype=dtype)
+        got, one = torch.empty(3, dtype=dtype), torch.tensor(place.rank + 3).to(dtype)
         place.comm.exchange([(peer, out[:3])], [(peer, got)]).wait()
-        return out.float().tolist(), got.float().tolist()
+        place.comm.broadcast(one, 1).wait()
+        return out.float().tolist(), got.float().tolist(), float(one)
 
-    assert run_world(2, body) == [([1, 1, 1, 2, 2, 2], [1, 1, 1])] * 2
+    assert run_world(2, body) == [([1, 1, 1, 2, 2, 2], [1, 1, 1], 4)] * 2
 
 
 def test_non_contiguous_tensors_and_wrong_sizes_are_refused():

@@ -39,7 +39,7 @@ _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp
 # torch renames these two; the older names will go.
 _all_gather_single: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor")  # noqa: B009
 _reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor")  # noqa: B009
-_BYTES_ONLY = {torch.int16, torch.float8_e4m3fn, torch.float8_e5m2}
+_BYTES_ONLY = {torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2}
 """Dtypes that Gloo does not know; where bytes only move they are sent as uint8."""
 
 
@@ -103,4 +103,4 @@ def exchange(
 
 
 def _movable(x: Tensor) -> Tensor:
-    return x.view(torch.uint8) if x.dtype in _BYTES_ONLY else x
+    return x.view(-1).view(torch.uint8) if x.dtype in _BYTES_ONLY else x

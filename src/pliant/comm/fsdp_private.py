@@ -13,14 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
 from pliant.comm.fsdp_waits_private import Call, WrappedWaits, inner_place
 from pliant.comm.torch_errors import Explain, watched
 from pliant.spec.workload import ROOT_GROUP
 
-__all__ = ["ParamGroup", "after_backward", "is_sharded", "is_sharded_root", "param_groups", "settle_sharding"]
+__all__ = ["ParamGroup", "is_sharded", "is_sharded_root", "param_groups", "settle_sharding"]
 
 GradientHook = Callable[[Tensor], None]
 _GATHER, _REDUCTION = "gather of the weights", "reduction of the gradients"
@@ -72,12 +71,6 @@ def param_groups(module: nn.Module) -> "list[ParamGroup]":
         known = {id(each.raw) for each in found}  # fully_shard([a, b]) gives two modules one state
         found += [ParamGroup(each, inner, name) for each in groups if id(each) not in known]
     return found
-
-
-def after_backward(call: Callable[[], None]) -> None:
-    """Call something when this backward pass is over, behind what FSDP2 itself does then."""
-    engine: Any = Variable._execution_engine  # pyright: ignore
-    engine.queue_callback(call)
 
 
 class ParamGroup:

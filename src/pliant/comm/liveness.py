@@ -45,7 +45,7 @@ class HeartbeatMonitor:
         # Collective, so that all ranks have the same number: an earlier run's verdict is not this one's.
         self._number = store.add(f"runs of {rank}", 1)
         self._asked = f"asked {self._number}"
-        self._answered = 0
+        self._answered = self._num_heard = 0
         self._beat()  # before anybody can ask
         self._beats = HeartbeatThread(self._beat, "pliant-liveness")
         self._askers: list[threading.Thread] = []
@@ -63,7 +63,7 @@ class HeartbeatMonitor:
         """
         silent_s = _silence_s(limit_s) if waited_s >= limit_s else _LEAST_SILENT_S
         found: list[Verdict] = []
-        # A dead store may block its caller for long: ask from a thread that can be left behind.
+        # A dead store may block its caller for long: ask from a thread that can be left behind. A slow one answers.
         asker = threading.Thread(
             target=lambda: found.append(self._judge(name, silent_s)),
             name="pliant-liveness-asks",
@@ -71,7 +71,10 @@ class HeartbeatMonitor:
         )
         self._askers.append(asker)
         asker.start()
-        asker.join(silent_s + 2 * _LEAST_SILENT_S)
+        num_heard = -1
+        while asker.is_alive() and num_heard != self._num_heard:
+            num_heard = self._num_heard
+            asker.join(silent_s + 2 * _LEAST_SILENT_S)
         return found[0] if found else self._known or Verdict(gone=(0,), by=self._rank)
 
     def meet(self, name: str, ranks: Sequence[int], limit_s: float) -> None:
@@ -85,15 +88,13 @@ class HeartbeatMonitor:
 
         """
         key = f"meeting {self._number} {name}"
-        with self._lock:
-            came = self._store.add(key, 1)
+        came = self._add(key, 1)
         start_s, pause_s = time.monotonic(), _LEAST_PAUSE_S
         before, look_s = dict[int, int](), start_s + BEAT_S  # where all come at once the store is asked nothing else
         while came < len(ranks):
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, BEAT_S)
-            with self._lock:
-                came = self._store.add(key, 0)
+            came = self._add(key, 0)
             if self._known is not None:
                 raise RuntimeError(f"of {tuple(ranks)}, {self._known.gone or tuple(self._known.late)} are lost")
             now_s = time.monotonic()
@@ -113,8 +114,7 @@ class HeartbeatMonitor:
     def absent(self) -> tuple[int, ...]:
         """Return the ranks that have not come to the beginning of this run."""
         try:
-            with self._lock:
-                return tuple(r for r in range(self._size) if self._store.add(f"runs of {r}", 0) < self._number)
+            return tuple(r for r in range(self._size) if self._add(f"runs of {r}", 0) < self._number)
         except RuntimeError:
             return ()
 
@@ -146,9 +146,7 @@ class HeartbeatMonitor:
         return self._verdict
 
     def _look(self, name: str, silent_s: float) -> Verdict:
-        with self._lock:
-            question = self._store.add(self._asked, 1)
-        before = self._counts()
+        question, before = self._add(self._asked, 1), self._counts()
         time.sleep(silent_s)
         after = self._counts()
         others = [r for r in range(self._size) if r != self._rank]
@@ -170,15 +168,23 @@ class HeartbeatMonitor:
     def _answer_of(self, rank: int, question: int) -> Told | None:
         key = f"at {self._number} {question} {rank}"
         with self._lock:
-            return json.loads(self._store.get(key)) if self._store.check([key]) else None
+            told = json.loads(self._store.get(key)) if self._store.check([key]) else None
+            self._num_heard += 1
+            return told
 
     @property
     def _key(self) -> str:
         return f"lost {self._number}"
 
     def _counts(self) -> list[int]:
+        return [self._add(str(rank), 0) for rank in range(self._size)]
+
+    def _add(self, key: str, number: int) -> int:
+        """Add to a counter in the store, and return it."""
         with self._lock:
-            return [self._store.add(str(rank), 0) for rank in range(self._size)]
+            count = self._store.add(key, number)
+            self._num_heard += 1  # else it would be taken for dead
+            return count
 
     def _beat(self) -> None:
         with self._lock:

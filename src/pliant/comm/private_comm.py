@@ -32,7 +32,7 @@ def new_comm(
     Args:
         group: Group with the ranks.
         timeout_s: Longest wait for one communication.
-        start_timeout_s: The same until `started` is called, and for all ranks to come here; None: no other.
+        start_timeout_s: The same until `with_timeout` is called, and for all ranks to come here; None: no other.
         device: Where the tensors to come lie.
         backend: Backend of the new group, such as "gloo"; None: that of `group`.
 

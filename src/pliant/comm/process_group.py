@@ -16,10 +16,11 @@ from pliant.comm.liveness import HeartbeatMonitor
 from pliant.comm.pending import PendingWorks
 from pliant.comm.progress import Progress
 from pliant.comm.striping import Striping
-from pliant.comm.torch_private import GroupMaker, backend_of, destroy, hang_up, is_destroyed
+from pliant.comm.torch_private import GroupMaker, backend_of, destroy, hang_up, is_destroyed, set_timeout
 
 __all__ = ["ProcessGroupComm"]
 
+_Call = Callable[[], calls.Works]
 _CPU = torch.device("cpu")
 
 
@@ -96,6 +97,10 @@ class ProcessGroupComm:
     def with_timeout(self, timeout_s: float) -> None:
         """Wait no longer than this for one communication from now on, also in what was split from this comm."""
         self._limit.timeout_s = timeout_s
+        for group in self._groups:  # whose own limit ends what is under way in it, whatever a wait for it has
+            set_timeout(group, timeout_s)
+        for part in list(self._parts):
+            part.with_timeout(timeout_s)
 
     def all_reduce(self, x: Tensor, op: ReduceOp = "sum") -> Work:
         require_contiguous(x)
@@ -119,21 +124,17 @@ class ProcessGroupComm:
     def exchange(
         self, sends: PeerTensors, receives: PeerTensors, *, turn: int = 0, tag: int = 0, patience_s: float | None = None
     ) -> Work:
-        require_contiguous(*(x for _, x in (*sends, *receives)))
-        num_bytes = sum(x.nbytes for _, x in sends)
-        size, group = f" of {num_bytes} bytes", self._open_group
-        if group is None:
-            raise self.failure("exchange", RuntimeError("this comm is closed"), size, 0.0)
+        tensors = [x for _, x in (*sends, *receives)]
+        require_contiguous(*tensors)
         for peer, _ in sends:
             self.progress.sends(peer)
         for peer, _ in receives:
             self.progress.awaits(peer)
-        try:
-            works = calls.exchange([group, *self._more], sends, receives, self._striping, turn, tag)
-        except RuntimeError as error:
-            raise self.given_up("exchange", error, size, 0.0) from error
-        on_host = not any(is_accelerator(x.device) for _, x in (*sends, *receives))
-        return self._pending("exchange", works, num_bytes, patience_s, on_host=on_host)
+
+        def call() -> calls.Works:
+            return calls.exchange(self._groups, sends, receives, self._striping, turn, tag)
+
+        return self._begin("exchange", call, tensors, sum(x.nbytes for _, x in sends), patience_s)
 
     def broadcast(self, x: Tensor, root: int) -> Work:
         require_contiguous(x)
@@ -199,8 +200,7 @@ class ProcessGroupComm:
 
     @property
     def is_destroyed(self) -> bool:
-        group = self._open_group
-        return group is not None and is_destroyed(group)
+        return (group := self._open_group) is not None and is_destroyed(group)
 
     @property
     def _open_group(self) -> ProcessGroup | None:
@@ -262,18 +262,18 @@ class ProcessGroupComm:
             lost=() if verdict is None else tuple(rank for rank in verdict.gone if rank != me),
         )
 
-    def _start(self, op: str, x: Tensor, call: Callable[[], calls.Works]) -> Work:
+    def _start(self, op: str, x: Tensor, call: _Call) -> Work:
         self.progress.collective()
+        return self._begin(op, call, [x], x.nbytes)
+
+    def _begin(
+        self, op: str, call: _Call, moved: Sequence[Tensor], num_bytes: int, patience_s: float | None = None
+    ) -> Work:
         try:
-            works = call()
+            works = [work for work in call() if work is not None]
         except (RuntimeError, ValueError, AttributeError) as error:
             if not isinstance(error, RuntimeError) and hasattr(self, "group") and not self.is_destroyed:
                 raise  # not one of a group that was destroyed, or closed by another thread
-            raise self.given_up(op, error, f" of {x.nbytes} bytes", 0.0) from error
-        return self._pending(op, works, x.nbytes, on_host=not is_accelerator(x.device))
-
-    def _pending(
-        self, op: str, works: calls.Works, num_bytes: int, patience_s: float | None = None, *, on_host: bool
-    ) -> Work:
-        begun = [work for work in works if work is not None]
-        return PendingWorks(self, op, begun, num_bytes, patience_s, on_host=on_host)
+            raise self.given_up(op, error, f" of {num_bytes} bytes", 0.0) from error
+        on_host = not any(is_accelerator(x.device) for x in moved)
+        return PendingWorks(self, op, works, num_bytes, patience_s, on_host=on_host)

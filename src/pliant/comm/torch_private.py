@@ -31,6 +31,7 @@ __all__ = [
     "is_destroyed",
     "liveness_store",
     "scaler_at_work",
+    "set_timeout",
     "steps_since_update",
     "store_of",
     "thread_world",
@@ -139,10 +140,15 @@ def _new_group(ranks: Sequence[int], name: str, backend: str, timeout_s: float, 
     make: Any = c10d._new_process_group_helper  # pyright: ignore[reportPrivateUsage]
     here = ranks.index(dist.get_rank())
     made, _ = make(len(ranks), here, list(ranks), backend, store, name, timeout=timedelta(seconds=connect_s))
-    c10d._set_pg_timeout(timedelta(seconds=timeout_s), made)  # pyright: ignore[reportPrivateUsage]
+    set_timeout(made, timeout_s)
     world.pg_group_ranks[made] = {rank: k for k, rank in enumerate(ranks)}
     _registered.add(made)
     return note_group(made, PrefixStore(name, store))
+
+
+def set_timeout(group: ProcessGroup, timeout_s: float) -> None:
+    """Let a group's communications that begin from now on take no longer than this."""
+    c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)  # pyright: ignore[reportPrivateUsage]
 
 
 def backend_of(group: ProcessGroup, device: torch.device) -> str:

@@ -41,6 +41,8 @@ class Verdict:
         if late:
             behind = ", ".join(f"rank {rank} is alive, but {_exchanges(n)} behind" for rank, n in late.items())
             return f"{behind}; it may be evaluating or saving; {cure}"
+        if self.gone and self.by == me:  # by a rank that would host the store
+            return "the store in which ranks give signs of life does not answer; its host is lost, or out of reach"
         if self.gone:
             return f"rank {self.by} saw no sign of life from this rank and has given up; was this process stopped?"
         if self.late:

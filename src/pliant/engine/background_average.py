@@ -15,6 +15,7 @@ from pliant.algorithms.base import Deferred, StepContext
 from pliant.comm.base import duplicate
 from pliant.engine.attendance import Attendance, Readiness, gather_attendance, seconds_left, share_of
 from pliant.engine.comms import Comms
+from pliant.engine.messages import comes_in_time
 from pliant.engine.posted_weights import AveragedWeights
 from pliant.engine.rank_checks import describe_failure
 from pliant.engine.round_calls import RoundCalls
@@ -107,6 +108,7 @@ class BackgroundAverage(AmongAll):
     def settle(self, step: int) -> None:
         """Average until all ranks have come here, and add all that has come. Collective."""
         if self._thread is not None:
+            self._raise_error()
             self._post(step)
             with self._changed:
                 self._is_open = self._leaving = True
@@ -131,6 +133,7 @@ class BackgroundAverage(AmongAll):
 
     def close(self) -> None:
         """Free the comms, once the threads have ended."""
+        self._error = None  # it holds the frames that have raised it, and with them every connection
         self._calls.close()
         self._comms.all.close()
 
@@ -182,23 +185,21 @@ class BackgroundAverage(AmongAll):
         """Call a round, unless one was called, and wait for its end."""
         limit_s, wanted = self._comms.all.timeout_s, self._round + 1
         self._call(wanted)
-        with self._changed:
-            exchanges = sum(self.rounds)
-            while not self._changed.wait_for(lambda: self._round >= wanted or self._error is not None, 1.25 * limit_s):
-                if exchanges == sum(self.rounds):  # else a round of many buckets, each of which has the limit
-                    raise self._calls.silence(limit_s)
-                exchanges = sum(self.rounds)
+
+        def done() -> bool:
+            return self._round >= wanted or self._error is not None
+
+        with self._changed:  # a round may have many buckets, each of which has the limit
+            if not comes_in_time(self._changed, done, 1.25 * limit_s, lambda: sum(self.rounds)):
+                raise self._calls.silence(limit_s)
         self._raise_error()
         with self._changed:
             self._changed.wait_for(lambda: self._calls.last > self._round or not self._leaving, _PAUSE_S)
 
     def _raise_error(self) -> None:
-        error, self._error = self._error, None
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error  # else it would hold this frame, and with it every connection
+        """Raise what has ended the thread, each time: no average comes any more."""
+        if self._error is not None:
+            raise self._error.with_traceback(None)
 
     def _call(self, number: int) -> None:
         if self._thread is None:  # alone

@@ -5,7 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,10 +153,11 @@ class CommThread:
 
     def raise_error(self) -> None:
         """Raise the first error that a task met, once."""
+        if self._error is None:
+            return
         error, self._error = self._error, None
         try:
-            if error is not None:
-                raise error
+            raise error
         finally:
             del error  # else it would hold this frame, which holds it, and with both every connection on its way
 
@@ -203,13 +204,16 @@ class CommThread:
 
     def _take(self, k: int, queued: _Queued) -> None:
         stream, ends = self._streams[k], queued.alone or k + 1 == len(self._queues)
-        with stream or nullcontext():
-            if stream is not None:
-                stream.wait_event(queued.ready)
-            if queued.alone and self._passed_on is not None:
-                self._passed_on.follow()
-                self._passed_on = None
-            self._run(queued, ends)
+        with self._keep_error(queued), stream or nullcontext():
+            with self._keep_error(queued):
+                if stream is not None:
+                    stream.wait_event(queued.ready)
+                if queued.alone and self._passed_on is not None:
+                    self._passed_on.follow()
+                    self._passed_on = None
+                self._run(queued, ends)
+            if ends:
+                queued.done()
             queued.ready = None if stream is None else stream.record_event()
         if ends:
             queued.handle.mark_done(queued.ready)
@@ -227,13 +231,17 @@ class CommThread:
                     next(queued.stages, None)
                     for _ in queued.stages if ends else ():
                         pass
+        finally:
+            self._count_busy(-1)
+
+    @contextmanager
+    def _keep_error(self, queued: _Queued) -> Generator[None]:
+        """Keep an error of the block for who waits: the thread lives on, since nobody would see how it has ended."""
+        try:
+            yield
         except BaseException as error:  # noqa: BLE001  whatever it is, who waits raises it where the user can see it
             self._error = self._error or error
             queued.dropped = True
-        finally:
-            self._count_busy(-1)
-            if ends:
-                queued.done()
 
     def _count_busy(self, change: int) -> None:
         with self._lock:

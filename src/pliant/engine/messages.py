@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from pliant.accelerator import pinned
 from pliant.comm.base import CommError, Work
 
-__all__ = ["Message", "wait_for", "waiting_thread"]
+__all__ = ["Message", "comes_in_time", "wait_for", "waiting_thread"]
 
 
 class Message:
@@ -48,3 +49,23 @@ def wait_for(work: Work) -> None:
     """Wait for a message, and keep it and its connection until it has arrived or the peer is gone."""
     with contextlib.suppress(CommError):
         work.wait()
+
+
+def comes_in_time(
+    changed: threading.Condition, has_come: Callable[[], bool], limit_s: float, count: Callable[[], int]
+) -> bool:
+    """Wait with a condition held; say whether what is awaited has come before nothing else came for so long.
+
+    Args:
+        changed: Tells of everything that comes.
+        has_come: Says whether what is awaited has.
+        limit_s: Longest time in which nothing comes.
+        count: Counts what comes; a constant where only what is awaited matters.
+
+    """
+    before = count()
+    while not changed.wait_for(has_come, limit_s):
+        if before == count():
+            return False
+        before = count()
+    return True

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pliant.collectives import StalenessClock
 from pliant.comm.base import Comm
-from pliant.engine.messages import Message
+from pliant.engine.messages import Message, comes_in_time
 from pliant.engine.server_shard import ServerShard
 
 __all__ = ["SharedShard"]
@@ -97,12 +97,11 @@ class SharedShard:
         def done() -> bool:
             return self.failure is not None or self._clocks.may_read(rank, epoch)
 
+        def heard() -> int:  # behind a rank that has left others train, for as long as they like
+            return self._num_heard if self._clocks.left[rank] else 0
+
         with self._changed:
-            heard = self._num_heard
-            while not self._changed.wait_for(done, limit_s):
-                if self._clocks.left[rank] and heard != self._num_heard:  # others train, for as long as they like
-                    heard = self._num_heard
-                    continue
+            if not comes_in_time(self._changed, done, limit_s, heard):
                 me = self._comm.rank  # who waits for another owner itself is not the one that keeps others waiting
                 slowest = self._clocks.slowest_but(me if self.taking and rank != me else -1)
                 self.fail(
@@ -110,7 +109,6 @@ class SharedShard:
                     f"it has sent nothing while rank {rank} waited for it for {limit_s:.3g}s; if it lives, it may be "
                     "evaluating or saving: raise timeout_s",
                 )
-                break
             answer.head.fill_(-1 if self.failure is None else self.failure[0])
             self._shard.read(answer.body)
 

@@ -7,7 +7,8 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from pliant.comm.fsdp_private import ParamGroup, after_backward
+from pliant.comm.ddp_private import after_backward
+from pliant.comm.fsdp_private import ParamGroup
 from pliant.engine.comm_thread import CommThread, TaskHandle
 from pliant.engine.hooks import Hook
 from pliant.engine.nonfinite import Findings

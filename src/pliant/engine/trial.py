@@ -134,7 +134,7 @@ class PlanOnTrial:
             self.fail(f"{type(error).__name__}: {error}")  # as text: an error holds its frames, and they connections
 
     def has_caught(self, context: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
-        """Return a function that keeps its errors as `noting` does."""
+        """Return a function that keeps its errors as `catch_errors` does."""
 
         def run(optimizer: Optimizer) -> None:
             with self.catch_errors():
