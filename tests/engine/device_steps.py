@@ -12,6 +12,7 @@ from pliant.engine import (
     bucket_layout,
     comm_thread,
     device_findings,
+    gradient_exchange,
     pair_buckets,
     pair_partner,
     posted_weights,
@@ -64,7 +65,7 @@ def use_device(monkeypatch):
         monkeypatch.setattr(module, "pinned", host_buffer)
     for module in (staged, device_findings, sharded_findings, comm_thread, posted_weights, accelerator):
         monkeypatch.setattr(module, "current_stream", lambda device: _LaneStream())
-    for module in (device_findings, bucket_layout):
+    for module in (device_findings, bucket_layout, gradient_exchange):
         monkeypatch.setattr(module, "used_here", lambda *tensors: None)
     for module in (comm_thread, pair_partner, background_average):
         monkeypatch.setattr(module, "new_stream", lambda device: _LaneStream() if device == DEVICE else None)
