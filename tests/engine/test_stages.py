@@ -1,6 +1,7 @@
 """Exchanges in stages: each bucket's in the same order on all ranks, beside those of others, with the same results."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,14 +10,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pliant
 import pliant.engine.run as runs
+from engine.device_steps import CPU, StepRun
 from pliant.comm.private_comm import self_comm
 from pliant.comm.recorded import RecordedComm
+from pliant.engine import gradient_exchange
+from pliant.engine.bucket_dispatcher import BucketDispatcher
 from pliant.engine.comm_thread import CommThread
+from pliant.engine.ddp_hook import ReadyBucket
 from pliant.engine.stages import do_all, side_by_side
 from pliant.engine.tracer import Tracer
+from pliant.engine.trial import PlanOnTrial
 from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for
 
-CPU = torch.device("cpu")
 SHAPES = [(40, 30), (2000,), (7,), (60, 50), (3,), (64, 64)]
 SIZE, STEPS = 3, 5
 WAITS_FOR_NOBODY = {
@@ -168,3 +173,76 @@ def test_works_side_by_side_go_stage_by_stage_and_keep_their_results():
     assert do_all(side_by_side([work("a", 1), work("b", 3), work("c", 0)])) == ["a", "b", "c"]
     assert said == ["a0", "b0", "b1", "b2"]
     assert do_all(side_by_side([])) == []
+
+
+class Exchanges:
+    """Exchanges that leave work: the first bucket's ends in the third thread, after that of the second in the first."""
+
+    findings = SimpleNamespace(pop_error=lambda: None)
+
+    def __init__(self, said):
+        self._said, self._third = said, threading.Event()
+
+    def knows(self, index, names):
+        return True
+
+    def layout_of(self, index, names, shapes, buffer):
+        return SimpleNamespace(index=index, name=f"bucket {index}", keeps_local=lambda step: False)
+
+    def check_finite(self, bucket, buffer):
+        return -1
+
+    def stages(self, bucket, buffer, found, *, step, num_backwards):
+        if bucket.index == 0:
+            yield
+            yield
+            self._third.wait(20)
+        if bucket.index == 2:
+            self._third.set()
+        return [(bucket.name, lambda: self._said.append(bucket.index))]
+
+    def end_pass(self):
+        pass
+
+
+def test_what_exchanges_leave_is_done_in_one_order_whichever_thread_ends_them(threads):
+    """Else the ranks' deferred messages would cross."""
+    said, lane = [], threads(3)
+    dispatcher = BucketDispatcher(lane, Tracer(CPU, RecordedComm(self_comm())), PlanOnTrial())
+    dispatcher.put_in_force(Exchanges(said), as_ready=True)
+    for k in range(3):
+        given = {"names": (f"p{k}",), "shapes": ((1,),), "buffer": torch.zeros(1), "finish": lambda: None}
+        dispatcher.receive(ReadyBucket(index=k, last=k == 2, **given))
+    lane.drain()
+    assert said == [0, 1, 2]
+
+
+def test_an_overflow_is_noted_while_another_thread_looks_at_its_result(monkeypatch):
+    """Else a step that a GradScaler skips would not be undone."""
+    look = gradient_exchange.nonfinite
+
+    def body(place):
+        run = StepRun(place, pliant.onebit(), CPU, "propagate")
+        gradients, shapes = run.gradients, {"a": (40, 30), "d": (1300,)}
+        laid = {
+            name: gradients.layout_of(k, (name,), (shape,), torch.zeros(shape).view(-1))
+            for k, (name, shape) in enumerate(shapes.items())
+        }
+
+        def exchange(name, value):
+            buffer = torch.full((laid[name].spans[0].numel,), value)
+            gradients.run(laid[name], buffer, -1, step=0, num_backwards=0)
+
+        def look_late(x):
+            monkeypatch.setattr(gradient_exchange, "nonfinite", look)
+            exchange("d", torch.inf)
+            return look(x)
+
+        monkeypatch.setattr(gradient_exchange, "nonfinite", look_late)
+        exchange("a", 1.0)
+        gradients.end_pass()
+        gradients.take_back({"a": torch.ones(40, 30)})
+        run.close()
+        return bool(run.store.tensors["a"]["residual"].any())
+
+    assert pliant.run_world(1, body) == [False]
