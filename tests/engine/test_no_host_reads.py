@@ -1,7 +1,6 @@
 """Whole steps of every algorithm on a device: the host looks at nothing there, and what comes out is the CPU's."""
 
 import gc
-import threading
 import weakref
 from itertools import chain
 
@@ -16,7 +15,6 @@ from pliant.buckets import spans_of
 from pliant.comm import StagedComm
 from pliant.engine import NonFiniteGradientError
 from pliant.engine.bucket_layout import BucketLayout
-from pliant.engine.comm_thread import TaskHandle
 from pliant.engine.device_findings import DeviceFindings
 from pliant.spec import BlockSparse, VisibleChanges
 from tables import ROWS, sampled
@@ -148,25 +146,6 @@ def test_a_gradient_that_stays_here_is_named_on_its_rank():
     (_, first), (_, second) = run_world(2, body, timeout_s=60)
     assert first == ""
     assert "rank 1: bucket 0, parameter c" in second
-
-
-def test_findings_of_a_pass_get_none_of_the_next(monkeypatch):
-    """Gradients that stay here are looked at beside the communication thread, which may not have come so far."""
-    seen, gate, end_pass, follow = [], threading.Event(), DeviceFindings.end_pass, TaskHandle.follow
-    monkeypatch.setattr(DeviceFindings, "end_pass", lambda self: seen.append(len(self._seen)) or end_pass(self))
-    monkeypatch.setattr(TaskHandle, "follow", lambda self: gate.set() or follow(self))
-
-    def body(place):
-        with on_device(DEVICE):
-            run = StepRun(place, node_of(ROWS["local_sgd"]), DEVICE)
-            run.thread.submit(lambda: gate.wait(20))
-            for step in range(2):
-                run.backward(step)
-            run.dispatcher.raise_late_error()
-            run.close()
-
-    run_world(1, body)
-    assert seen == [2, 2]
 
 
 def test_all_ranks_name_what_several_threads_have_found_in_one_order():

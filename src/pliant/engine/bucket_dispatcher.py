@@ -84,8 +84,6 @@ class BucketDispatcher:
     def begin(self) -> None:
         """Note that a pass hands over gradients, unless it has done so before. Runs in the autograd thread."""
         if not self._begun:
-            if self._pass_handle is not None:
-                self._pass_handle.follow()  # findings of the pass before must not get some of this one
             self._begun = self.broken_off = True
             self._weight = self.source.meet()
             self.follow_scale()
