@@ -1,5 +1,6 @@
 """Exchanges in stages: each bucket's in the same order on all ranks, beside those of others, with the same results."""
 
+import math
 import threading
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pliant
 import pliant.engine.run as runs
-from engine.device_steps import CPU, StepRun
+from engine.device_steps import CPU, SHAPES as STEP_SHAPES, StepRun
 from pliant.comm.private_comm import self_comm
 from pliant.comm.recorded import RecordedComm
 from pliant.engine import gradient_exchange
@@ -217,32 +218,43 @@ def test_what_exchanges_leave_is_done_in_one_order_whichever_thread_ends_them(th
     assert said == [0, 1, 2]
 
 
+def exchange(gradients, index, name, value):
+    """Exchange a bucket of one parameter, all of one value."""
+    buffer = torch.full((math.prod(STEP_SHAPES[name]),), value)
+    bucket = gradients.layout_of(index, (name,), (STEP_SHAPES[name],), buffer)
+    gradients.run(bucket, buffer, -1, step=0, num_backwards=0)
+
+
 def test_an_overflow_is_noted_while_another_thread_looks_at_its_result(monkeypatch):
     """Else a step that a GradScaler skips would not be undone."""
     look = gradient_exchange.nonfinite
 
     def body(place):
         run = StepRun(place, pliant.onebit(), CPU, "propagate")
-        gradients, shapes = run.gradients, {"a": (40, 30), "d": (1300,)}
-        laid = {
-            name: gradients.layout_of(k, (name,), (shape,), torch.zeros(shape).view(-1))
-            for k, (name, shape) in enumerate(shapes.items())
-        }
-
-        def exchange(name, value):
-            buffer = torch.full((laid[name].spans[0].numel,), value)
-            gradients.run(laid[name], buffer, -1, step=0, num_backwards=0)
 
         def look_late(x):
             monkeypatch.setattr(gradient_exchange, "nonfinite", look)
-            exchange("d", torch.inf)
+            exchange(run.gradients, 1, "d", torch.inf)
             return look(x)
 
         monkeypatch.setattr(gradient_exchange, "nonfinite", look_late)
-        exchange("a", 1.0)
-        gradients.end_pass()
-        gradients.take_back({"a": torch.ones(40, 30)})
+        exchange(run.gradients, 0, "a", 1.0)
+        run.gradients.end_pass()
+        run.gradients.take_back({"a": torch.ones(STEP_SHAPES["a"])})
         run.close()
         return bool(run.store.tensors["a"]["residual"].any())
 
     assert pliant.run_world(1, body) == [False]
+
+
+def test_an_overflow_before_an_earlier_plans_gradients_are_paid_leaves_them_owed():
+    def body(place):
+        run = StepRun(place, pliant.allreduce(), CPU, "propagate")
+        run.gradients.owed["d"] = torch.ones(STEP_SHAPES["d"])
+        for index, (name, value) in enumerate([("a", torch.inf), ("d", 1.0)]):
+            exchange(run.gradients, index, name, value)
+        run.gradients.end_pass()
+        run.close()
+        return list(run.gradients.owed)
+
+    assert pliant.run_world(1, body) == [["d"]]

@@ -234,7 +234,7 @@ class GradientExchange:
             self._judge(bucket, part, bad)
         else:
             self.findings.keep(bucket, bad)
-        if self._undoes or self._paid:
+        if self._undoes or self._paid or (self.owed and self._nonfinite == "propagate"):
             self._spoils.append(nonfinite(part.bucket.flat))
         part.save(buffer)
         return rest
