@@ -19,7 +19,7 @@ __all__ = [
     "tensor_hash",
 ]
 
-_ROW, _SHORT_ROW = 1024, 128
+_ROW, _SHORT_ROW = 1024, 256
 """Most elements of which one number is kept in the search for a place, and how few are as good if nothing is left."""
 _PIECE = 1 << 24
 """Elements looked at in one go: for each of them torch makes five bytes on its way."""
