@@ -23,6 +23,7 @@ from triton_cases import (
 from pliant import codecs as c
 from pliant.codecs import cast, feedback as codec_feedback, kernels as chooser, templates
 from pliant.codecs.kernels import native, reference, triton as kernels
+from pliant.codecs.kernels.triton import lowrank
 from pliant.collectives import CompressedAverage
 from pliant.comm import run_world
 from pliant.comm.wrapped import WrappedComm
@@ -162,6 +163,13 @@ def test_factors_of_all_matrices_become_orthonormal():
     again = factors_of(shapes, "cpu")
     kernels.orthogonalize(again)
     assert torch.equal(again[1], ps[1])
+
+
+def test_a_table_is_copied_once_for_each_of_many_buckets():
+    layouts, before = [((16 * k, 10),) for k in range(1000)], lowrank._table.cache_info().misses
+    for places in (*layouts, *layouts):
+        lowrank._table(places, torch.device("cpu"))
+    assert lowrank._table.cache_info().misses - before == len(layouts)
 
 
 @pytest.mark.parametrize(("n", "m", "r"), [(40, 1100, 1), (17, 512, 4), (5, 3, 3)])

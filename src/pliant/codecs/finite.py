@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 _ROW, _SHORT_ROW = 1024, 256
-"""Elements of which one number is kept in the search for a place; as few as the second where then none are left over."""
+"""Elements of which one number is kept in the search for a place; as few as the second, where then none are left."""
 _PIECE = 1 << 24
 """Elements looked at in one go: for each of them torch makes five bytes on its way."""
 
