@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 """Layout of DDP's buckets: parts of a flat buffer with the same node of the plan."""
 
 from collections.abc import Sequence
@@ -87,7 +88,7 @@ class BucketPart:
         if not self.copies or is_accelerator(flat.device):
             self.bucket.flat = _nothing(self.bucket.numel, flat.dtype)
 
-    def _runs_of(self, buffer: Tensor) -> Sequence[Tensor]:
+    def _runs_of(self, buffer: Tensor) -> list[Tensor]:
         return [buffer[start:stop] for start, stop in self.runs]
 
     @cached_property
