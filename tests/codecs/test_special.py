@@ -114,7 +114,7 @@ def test_finite_scan_names_the_first():
     assert first_nonfinite(x.to(torch.bfloat16)) == 7001
 
 
-@pytest.mark.parametrize("numel", [0, 1, 7, 1023, 1024, 1025, 5000, 8192])
+@pytest.mark.parametrize("numel", [0, 1, 7, 256, 1023, 1024, 1025, 1792, 5000, 8192, 20224])
 def test_what_a_device_finds_is_what_the_host_finds(numel):
     generator = torch.Generator().manual_seed(numel)
     for count in range(4):

@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from pliant.codecs.kernels import triton as package
-from pliant.codecs.kernels.triton import blocks, flags, lowrank, select
+from pliant.codecs.kernels.triton import blocks, lowrank, select
 from pliant.codecs.kernels.triton.floats import CASTS, FP8, NATURAL
 from pliant.codecs.kernels.triton.launch import Tiles
 from pliant.codecs.kernels.triton.levels import LEVELS
@@ -30,11 +30,11 @@ from pliant.codecs.kernels.triton.sigma import SIGMA
 from pliant.codecs.kernels.triton.sign import SIGN
 
 POINTERS = dict.fromkeys(
-    ["x", "residual", "owed", "header", "headers", "scales", "acc", "values", "base", "p", "q"], "*fp32"
+    ["x", "residual", "owed", "gate", "header", "headers", "scales", "acc", "values", "base", "p", "q"], "*fp32"
 )
 POINTERS |= dict.fromkeys(["codes", "payloads", "bits"], "*u8") | {"table": "*i64"}
-POINTERS |= dict.fromkeys(["gate", "flag", "state", "counts", "above", "ties", "indices"], "*i32")
-NUMBERS = {"size": "fp32", "factor": "fp32"}  # others are int32
+POINTERS |= dict.fromkeys(["state", "counts", "above", "ties", "indices"], "*i32")
+NUMBERS = {"size": "fp32"}  # others are int32
 ALIGNED = "n", "m", "k"
 
 
@@ -106,8 +106,6 @@ def _of_selection() -> list[Compiled]:
 def _of_others() -> list[Compiled]:
     factors = {"RANK": 4, "PADDED": 4, "ALIGNED": True, "CHUNK": lowrank._CHUNK}
     return [
-        Compiled("mark", flags.mark_kernel, {"SCALE": False, "TILE": flags._TILE}, stores=False),
-        Compiled("scale", flags.mark_kernel, {"SCALE": True, "TILE": flags._TILE}),
         Compiled("orthogonalize", lowrank.orthogonalize_kernel, factors),
         Compiled("split", lowrank.split_kernel, {"RANK": 4, "TILE": lowrank._TILE}),
     ]

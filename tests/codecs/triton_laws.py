@@ -23,6 +23,7 @@ from triton_cases import (
 from pliant import codecs as c
 from pliant.codecs import cast, feedback as codec_feedback, kernels as chooser, templates
 from pliant.codecs.kernels import native, reference, triton as kernels
+from pliant.codecs.kernels.triton import lowrank
 from pliant.collectives import CompressedAverage
 from pliant.comm import run_world
 from pliant.comm.wrapped import WrappedComm
@@ -72,16 +73,26 @@ def test_the_step_of_an_owner_is_that_of_its_parts(row, kind, feedback):
 
 
 @default_rows
-def test_a_gate_that_is_set_keeps_the_residual(row):
+def test_a_gate_that_is_not_finite_keeps_the_residual(row):
     x, before = vector("normal", 300, 1), vector("normal", 300, 2)
-    payloads = torch.zeros(2, (row.nbytes(300) + 15) // 16 * 16, dtype=torch.uint8)
-    for gate in (0, 1):
-        flag = torch.tensor([gate], dtype=torch.int32)
-        residual, owed, payload = before.clone(), before.clone(), payloads[0, : row.nbytes(300)].clone()
-        row.encode(kernels, x, residual, payload, gate=flag)
-        row.mean(kernels, x.clone(), owed, payloads, payload, feedback=True, gate=flag)
-        assert torch.equal(residual, before) == (gate == 1)
-        assert torch.equal(owed, before) == (gate == 1)
+    for gate in (0.0, 3e38, torch.inf, torch.nan):
+        residual, payload = before.clone(), torch.zeros(row.nbytes(300), dtype=torch.uint8)
+        row.encode(kernels, x, residual, payload, gate=torch.tensor(gate))
+        assert torch.equal(residual, before) == (gate not in (0.0, 3e38))
+
+
+@pytest.mark.parametrize("codec", [c.MinMax8(block=64), c.Sign(block=128), c.Bf16()])
+@pytest.mark.parametrize("bad", [None, 0, 299])
+def test_a_vector_that_is_not_finite_leaves_all_of_its_residual_alone(codec, bad, monkeypatch):
+    for module in (templates, cast):
+        monkeypatch.setattr(module, "kernels_for", lambda x: kernels)
+    for numel in (0, 300):
+        x, before = vector("normal", numel, 1), vector("normal", numel, 2)
+        if bad is not None and numel:
+            x[bad] = torch.nan
+        residual, payload = before.clone(), torch.zeros(codec.nbytes(numel), dtype=torch.uint8)
+        codec.encode_gated(x, residual, payload, 0)
+        assert torch.equal(residual, before) == (bad is not None or not numel)
 
 
 @pytest.mark.parametrize("row", ROWS[:-2], ids=lambda row: row.label)
@@ -154,6 +165,13 @@ def test_factors_of_all_matrices_become_orthonormal():
     assert torch.equal(again[1], ps[1])
 
 
+def test_a_table_is_copied_once_for_each_of_many_buckets():
+    layouts, before = [((16 * k, 10),) for k in range(1000)], lowrank._table.cache_info().misses
+    for places in (*layouts, *layouts):
+        lowrank._table(places, torch.device("cpu"))
+    assert lowrank._table.cache_info().misses - before == len(layouts)
+
+
 @pytest.mark.parametrize(("n", "m", "r"), [(40, 1100, 1), (17, 512, 4), (5, 3, 3)])
 def test_the_split_equals_the_c_kernel(n, m, r):
     p, q = vector("normal", r * n, 2).view(r, n), vector("normal", r * m, 3).view(r, m)
@@ -163,20 +181,6 @@ def test_the_split_equals_the_c_kernel(n, m, r):
         module.low_rank_split(x, residual, p, q)
         results.append((x, residual))
     assert all(same(a, b) for a, b in zip(*results, strict=True))
-
-
-@pytest.mark.parametrize("bad", [None, 0, 8999])
-def test_flags_are_set_by_what_is_not_finite_and_never_cleared(bad):
-    x, flag = vector("normal", 9000, 1), torch.zeros(2, dtype=torch.int32)
-    if bad is not None:
-        x[bad] = torch.nan
-    kernels.mark_nonfinite(x, flag[:1])
-    kernels.scale_and_mark(x, 0.5, flag[1:])
-    assert flag.tolist() == [int(bad is not None)] * 2
-    assert same(x, vector("normal", 9000, 1) * 0.5) == (bad is None)
-    kernels.scale_and_mark(torch.full((3,), 3e38), 2.0, flag[1:])
-    kernels.mark_nonfinite(torch.zeros(3), flag[1:])
-    assert flag[1] == 1
 
 
 class NoLookFromTheHost(TorchDispatchMode):
@@ -189,14 +193,14 @@ class NoLookFromTheHost(TorchDispatchMode):
 
 
 def test_no_wrapper_looks_at_the_device():
-    x, flag = vector("normal", 300, 1), torch.zeros(1, dtype=torch.int32)
+    x, gate = vector("normal", 300, 1), torch.zeros(())
     indices, chosen = torch.zeros(30, dtype=torch.int32), torch.zeros(30)
     ps = factors_of([(2, 10), (2, 20)], "cpu")
     with NoLookFromTheHost():
         for row in ROWS:
             payloads = torch.zeros(2, (row.nbytes(300) + 15) // 16 * 16, dtype=torch.uint8)
             payload = payloads[0, : row.nbytes(300)]
-            row.encode(kernels, x, torch.zeros(300), payload, gate=flag)
+            row.encode(kernels, x, torch.zeros(300), payload, gate=gate)
             row.decode(kernels, payload, torch.zeros(300), add=True)
             row.mean(kernels, x.clone(), torch.zeros(300), payloads, payload, feedback=True)
         for stride in (1, 61):
@@ -205,7 +209,6 @@ def test_no_wrapper_looks_at_the_device():
         kernels.clear_at(x, indices)
         kernels.orthogonalize(ps)
         kernels.low_rank_split(x.view(10, 30), torch.zeros(10, 30), ps[0], torch.zeros(2, 30))
-        kernels.scale_and_mark(x, 2.0, flag)
 
 
 def test_no_kernel_of_the_cpu_is_missing():

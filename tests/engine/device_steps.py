@@ -12,6 +12,7 @@ from pliant.engine import (
     bucket_layout,
     comm_thread,
     device_findings,
+    gradient_exchange,
     pair_buckets,
     pair_partner,
     posted_weights,
@@ -64,7 +65,7 @@ def use_device(monkeypatch):
         monkeypatch.setattr(module, "pinned", host_buffer)
     for module in (staged, device_findings, sharded_findings, comm_thread, posted_weights, accelerator):
         monkeypatch.setattr(module, "current_stream", lambda device: _LaneStream())
-    for module in (device_findings, bucket_layout):
+    for module in (device_findings, bucket_layout, gradient_exchange):
         monkeypatch.setattr(module, "used_here", lambda *tensors: None)
     for module in (comm_thread, pair_partner, background_average):
         monkeypatch.setattr(module, "new_stream", lambda device: _LaneStream() if device == DEVICE else None)
@@ -99,12 +100,12 @@ class _Rates:
 class StepRun:
     """Carries out steps of one algorithm: gradients into the dispatcher, or weights into their exchange."""
 
-    def __init__(self, place, node, device, nonfinite="raise"):
+    def __init__(self, place, node, device, nonfinite="raise", hosts=HOSTS):
         self._bring = to_device if device == DEVICE else torch.clone
         self.back = to_host if device == DEVICE else torch.clone
         comm = RecordedComm(StagedComm(place.comm) if device == DEVICE else place.comm)
         self.rank = place.rank
-        comms = Comms(comm, {("host",): hierarchical_comm(comm, HOSTS)} if node.levels else {})
+        comms = Comms(comm, {("host",): hierarchical_comm(comm, hosts)} if node.levels else {})
         generator = torch.Generator().manual_seed(7)
         self.parameters = {name: self._bring(torch.randn(shape, generator=generator)) for name, shape in SHAPES.items()}
         self.store = AlgorithmState(self.parameters, dict.fromkeys(SHAPES, node), comms)
@@ -121,7 +122,7 @@ class StepRun:
             optimizer.state[parameter] = {key: self._bring(torch.zeros(SHAPES[name])) for key in states}
         shapes = {n: {key: torch.empty(shape, device="meta") for key in states} for n, shape in SHAPES.items()}
         self.between = exchanges_between_steps(
-            self.store, comms, Places(comm, CPU, HOSTS, ""), optimizer=optimizer, shapes=shapes, step=0, tracer=tracer
+            self.store, comms, Places(comm, CPU, hosts, ""), optimizer=optimizer, shapes=shapes, step=0, tracer=tracer
         )
         for part in self.between:
             part.reset_reference()

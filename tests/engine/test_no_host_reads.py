@@ -7,11 +7,15 @@ from itertools import chain
 import pytest
 import torch
 
-from device import DEVICE, HostReadError
+from device import DEVICE, HostReadError, to_device
 from engine.device_steps import CPU, StepRun, on_device, use_device
-from pliant import run_world
+from pliant import between_hosts, onebit, run_world
 from pliant.algorithms import node_of
+from pliant.buckets import spans_of
+from pliant.comm import StagedComm
 from pliant.engine import NonFiniteGradientError
+from pliant.engine.bucket_layout import BucketLayout
+from pliant.engine.device_findings import DeviceFindings
 from pliant.spec import BlockSparse, VisibleChanges
 from tables import ROWS, sampled
 
@@ -144,6 +148,25 @@ def test_a_gradient_that_stays_here_is_named_on_its_rank():
     assert "rank 1: bucket 0, parameter c" in second
 
 
+def test_all_ranks_name_what_several_threads_have_found_in_one_order():
+    """Exchanges of more stages end in another thread, earlier on one rank and later on another."""
+    layouts = [
+        BucketLayout(index=k, spans=spans_of([f"p{k}"], [(numel,)]), nodes=(), parts=(), prescaled=False)
+        for k, numel in enumerate((5, 9))
+    ]
+
+    def body(place):
+        with on_device(DEVICE):
+            findings = DeviceFindings(StagedComm(place.comm), DEVICE, raises=True)
+            for layout in layouts if place.rank else reversed(layouts):
+                bad = layout.spans[0].numel - 1 if place.rank else -1
+                findings.judge(layout, to_device(torch.full((1,), torch.nan)), to_device(torch.tensor(bad)))
+            findings.end_pass()
+            return str(findings.pop_late_error())
+
+    assert all("(rank 1: bucket 0, parameter p0)" in said for said in run_world(2, body, timeout_s=20))
+
+
 def test_weights_that_are_not_finite_are_not_sent():
     def body(place):
         with on_device(DEVICE):
@@ -158,13 +181,10 @@ def test_weights_that_are_not_finite_are_not_sent():
     run_world(1, body)
 
 
-@pytest.mark.parametrize("name", sampled(ON_DEVICE))
-def test_ddp_may_free_its_buckets_between_passes(name):
-    """It makes new ones after the first pass, beside which there is no room for those before."""
-
+def are_buckets_held(node, hosts):
     def body(place):
         with on_device(DEVICE):
-            run = StepRun(place, node_of(ROWS[name]), DEVICE)
+            run = StepRun(place, node, DEVICE, hosts=hosts)
             buffers = run.backward(0)
             run.step(0, buffers)
             run.thread.drain()
@@ -175,4 +195,14 @@ def test_ddp_may_free_its_buckets_between_passes(name):
             run.close()
         return alive
 
-    assert not any(chain(*run_world(2, body, timeout_s=60)))
+    return any(chain(*run_world(sum(map(len, hosts)), body, timeout_s=60)))
+
+
+@pytest.mark.parametrize("name", sampled(ON_DEVICE))
+def test_ddp_may_free_its_buckets_between_passes(name):
+    """It makes new ones after the first pass, beside which there is no room for those before."""
+    assert not are_buckets_held(node_of(ROWS[name]), [[0], [1]])
+
+
+def test_slices_between_hosts_hold_no_buckets():
+    assert not are_buckets_held(between_hosts(onebit()), [[0, 1], [2, 3]])

@@ -1,6 +1,8 @@
 """Exchanges in stages: each bucket's in the same order on all ranks, beside those of others, with the same results."""
 
+import math
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,14 +11,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pliant
 import pliant.engine.run as runs
+from engine.device_steps import CPU, SHAPES as STEP_SHAPES, StepRun
 from pliant.comm.private_comm import self_comm
 from pliant.comm.recorded import RecordedComm
+from pliant.engine import gradient_exchange
+from pliant.engine.bucket_dispatcher import BucketDispatcher
 from pliant.engine.comm_thread import CommThread
+from pliant.engine.ddp_hook import ReadyBucket
 from pliant.engine.stages import do_all, side_by_side
 from pliant.engine.tracer import Tracer
+from pliant.engine.trial import PlanOnTrial
 from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for
 
-CPU = torch.device("cpu")
 SHAPES = [(40, 30), (2000,), (7,), (60, 50), (3,), (64, 64)]
 SIZE, STEPS = 3, 5
 WAITS_FOR_NOBODY = {
@@ -202,3 +208,87 @@ def test_where_one_work_raises_the_others_end_what_is_under_way():
     with pytest.raises(ValueError, match="broken"):
         do_all(side_by_side([sends(), breaks()]))
     assert said == ["waited"]
+
+
+class Exchanges:
+    """Exchanges that leave work: the first bucket's ends in the third thread, after that of the second in the first."""
+
+    findings = SimpleNamespace(pop_error=lambda: None)
+
+    def __init__(self, said):
+        self._said, self._third = said, threading.Event()
+
+    def knows(self, index, names):
+        return True
+
+    def layout_of(self, index, names, shapes, buffer):
+        return SimpleNamespace(index=index, name=f"bucket {index}", keeps_local=lambda step: False)
+
+    def check_finite(self, bucket, buffer):
+        return -1
+
+    def stages(self, bucket, buffer, found, *, step, num_backwards):
+        if bucket.index == 0:
+            yield
+            yield
+            self._third.wait(20)
+        if bucket.index == 2:
+            self._third.set()
+        return [(bucket.name, lambda: self._said.append(bucket.index))]
+
+    def end_pass(self):
+        pass
+
+
+def test_what_exchanges_leave_is_done_in_one_order_whichever_thread_ends_them(threads):
+    """Else the ranks' deferred messages would cross."""
+    said, lane = [], threads(3)
+    dispatcher = BucketDispatcher(lane, Tracer(CPU, RecordedComm(self_comm())), PlanOnTrial())
+    dispatcher.put_in_force(Exchanges(said), as_ready=True)
+    for k in range(3):
+        given = {"names": (f"p{k}",), "shapes": ((1,),), "buffer": torch.zeros(1), "finish": lambda: None}
+        dispatcher.receive(ReadyBucket(index=k, last=k == 2, **given))
+    lane.drain()
+    assert said == [0, 1, 2]
+
+
+def exchange(gradients, index, name, value):
+    """Exchange a bucket of one parameter, all of one value."""
+    buffer = torch.full((math.prod(STEP_SHAPES[name]),), value)
+    bucket = gradients.layout_of(index, (name,), (STEP_SHAPES[name],), buffer)
+    gradients.run(bucket, buffer, -1, step=0, num_backwards=0)
+
+
+def test_an_overflow_is_noted_while_another_thread_looks_at_its_result(monkeypatch):
+    """Else a step that a GradScaler skips would not be undone."""
+    look = gradient_exchange.nonfinite
+
+    def body(place):
+        run = StepRun(place, pliant.onebit(), CPU, "propagate")
+
+        def look_late(x):
+            monkeypatch.setattr(gradient_exchange, "nonfinite", look)
+            exchange(run.gradients, 1, "d", torch.inf)
+            return look(x)
+
+        monkeypatch.setattr(gradient_exchange, "nonfinite", look_late)
+        exchange(run.gradients, 0, "a", 1.0)
+        run.gradients.end_pass()
+        run.gradients.take_back({"a": torch.ones(STEP_SHAPES["a"])})
+        run.close()
+        return bool(run.store.tensors["a"]["residual"].any())
+
+    assert pliant.run_world(1, body) == [False]
+
+
+def test_an_overflow_before_an_earlier_plans_gradients_are_paid_leaves_them_owed():
+    def body(place):
+        run = StepRun(place, pliant.allreduce(), CPU, "propagate")
+        run.gradients.owed["d"] = torch.ones(STEP_SHAPES["d"])
+        for index, (name, value) in enumerate([("a", torch.inf), ("d", 1.0)]):
+            exchange(run.gradients, index, name, value)
+        run.gradients.end_pass()
+        run.close()
+        return list(run.gradients.owed)
+
+    assert pliant.run_world(1, body) == [["d"]]

@@ -42,10 +42,10 @@ CURVATURE = "curvature"
 Deferred = Callable[[], None]
 """Work that is left when a result is handed over.
 
-Note [deferred work]: `on_ready` and `mix` may return it, as `DelayedExecutor` returns the exchange of a late gradient.
-The communication thread that runs them appends it to the list of its pass, and nothing else extends that list. The last
-task of the pass runs all of it, in that thread, after every bucket was handed over. So it is finished before the same
-bucket's next exchange begins, and only a drain waits for it. A pass that is broken off drops its list.
+Note [deferred work]: `on_ready` and `exchange_weights` may return it, as `DelayedExecutor` returns the exchange of a
+late gradient. The communication thread that runs them keeps it in the place of its task. The last task of the pass runs
+all of it, in the order in which exchanges were submitted, after every bucket was handed over. So it is finished before
+the same bucket's next exchange begins, and only a drain waits for it. A pass that is broken off drops its list.
 """
 
 

@@ -44,9 +44,9 @@ class _Cast:
 
     def encode_gated(self, x: Tensor, residual: Tensor, payload: Tensor, seed: int) -> None:
         check_encode(self.name, x, payload, self.nbytes(x.numel()), residual)
-        gate = torch.zeros(1, dtype=torch.int32, device=x.device)
-        kernels_for(x).mark_nonfinite(x, gate)
-        kernels_for(x).cast_encode(x, residual, payload, self.dtype, gate=gate)
+        if x.numel():
+            gate = torch.linalg.vector_norm(x, torch.inf)
+            kernels_for(x).cast_encode(x, residual, payload, self.dtype, gate=gate)
 
     def encode_mean(
         self, total: Tensor, owed: Tensor | None, payloads: Tensor, payload: Tensor, seed: int, *, feedback: bool

@@ -29,7 +29,7 @@ def encode_feedback(codec: Codec, x: Tensor, residual: Tensor, payload: Tensor, 
     Seide et al., 1-bit SGD (Interspeech 2014); Stich and Karimireddy (arXiv:1909.05350):
     p <- C(x + e); e <- x + e - p, so that the sum of what was sent, plus e, is the sum of what came in.
     An x with a NaN or Inf poisons the payload and leaves e alone. So does a sum that overflows the codec: it leaves
-    alone the e of a quantizer's block, and all of the e of a cast, whose range is the smallest.
+    alone the e of a quantizer's block, and all of the e of a cast, or where kernels are fused that of the element.
 
     Args:
         codec: Any codec; one with a fused kernel needs one pass, and no memory beside what is given.

@@ -19,8 +19,8 @@ __all__ = [
     "tensor_hash",
 ]
 
-_ROW = 1024
-"""Elements of which one number is kept in the search for a place."""
+_ROW, _SHORT_ROW = 1024, 256
+"""Elements of which one number is kept in the search for a place; as few as the second, where then none are left."""
 _PIECE = 1 << 24
 """Elements looked at in one go: for each of them torch makes five bytes on its way."""
 
@@ -55,22 +55,23 @@ def nonfinite_place(x: Tensor) -> Tensor:
 
     It is one read of memory, and few launches, since it is done for each bucket.
     """
-    place, whole = torch.full((), -1, device=x.device), len(x) // _ROW * _ROW
+    power = min(len(x) & -len(x), _ROW)  # of two, that divides the length
+    length = power if power >= _SHORT_ROW else _ROW
+    place, whole = torch.full((), -1, device=x.device), len(x) // length * length
     if whole < len(x):
-        bad, at = _first_bad(x[whole:])
-        place = torch.where(bad, at + whole, place)
+        worst, at = _worst(x[whole:])
+        place = torch.where(worst != 0, at + whole, place)
     if whole:
-        rows = x[:whole].view(-1, _ROW)
-        bad, row = _first_bad(torch.linalg.vector_norm(rows, torch.inf, dim=1))
-        _, column = _first_bad(rows.index_select(0, row.view(1)).view(-1))
-        place = torch.where(bad, torch.add(column, row, alpha=_ROW), place)
+        rows = x[:whole].view(-1, length)
+        worst, row = _worst(torch.linalg.vector_norm(rows, torch.inf, dim=1))
+        _, column = _worst(rows.index_select(0, row.view(1)).view(-1))
+        place = torch.where(worst != 0, torch.add(column, row, alpha=length), place)
     return place
 
 
-def _first_bad(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return whether x, (numel,), has a NaN or Inf, and the index of the first, if there is one."""
-    worst, at = (x - x).max(0)  # x - x is 0, or NaN where x is not finite, which counts as the largest
-    return worst != 0, at
+def _worst(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return NaN and the index of the first NaN or Inf in x, (numel,), or 0 and any index if there is none."""
+    return (x - x).max(0)  # NaN counts as the largest
 
 
 def keep_unless(condition: Tensor, kept: Tensor, value: Tensor) -> None:

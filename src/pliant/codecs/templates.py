@@ -76,8 +76,7 @@ class BlockCodec(ABC):
     def encode_gated(self, x: Tensor, residual: Tensor, payload: Tensor, seed: int) -> None:
         check_encode(self.name, x, payload, self.nbytes(x.numel()), residual)
         if x.numel():
-            gate = torch.zeros(1, dtype=torch.int32, device=x.device)
-            kernels_for(x).mark_nonfinite(x, gate)
+            gate = torch.linalg.vector_norm(x, torch.inf)
             self._kernel(x, "encode")(x, residual, payload, *self._encoding(seed), **self.rounding, gate=gate)
 
     def encode_mean(

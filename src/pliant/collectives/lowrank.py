@@ -138,7 +138,7 @@ class LowRankAverage:
             if self._stays:
                 rest.add_(product, alpha=self._stays)
             if finite is not None:
-                keep_unless(~finite, rest, before)
+                torch.where(finite, rest, before, out=rest)
             _take(qs[k], factors[name], finite)
 
     def _matrix(self, x: Tensor, name: str) -> Tensor:

@@ -1,6 +1,7 @@
 """Buckets of gradients between DDP and the communication thread, one backward pass after another."""
 
 from collections.abc import Generator, Mapping, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -46,7 +47,8 @@ class BucketDispatcher:
         self.as_saved: SavedLayout | None = None
         """Saved layout of buckets, as long as a new DDP's are provisional; None to use DDP's."""
         self._ready: list[ReadyBucket] = []
-        self._deferred: list[tuple[str, Deferred]] = []
+        self._deferred: list[list[tuple[str, Deferred]]] = []
+        """Work that tasks of this pass leave, in the order of their submission, which is the same on all ranks."""
         self._last_handle: TaskHandle | None = None
         self._of_pass: list[ReadyBucket] = []
         self.scale = LossScale()
@@ -115,7 +117,7 @@ class BucketDispatcher:
         self.num_backwards += 1
         deferred, self._deferred = self._deferred, []
         self._pass_handle = self._comm_thread.submit(self._gradients.end_pass)
-        self._comm_thread.submit_all(deferred, step=self.step)
+        self._comm_thread.submit_all(chain.from_iterable(deferred), step=self.step)
 
     def pop_error(self) -> NonFiniteGradientError | None:
         """Return, once, why gradients that were exchanged must not be used; with the comm thread drained."""
@@ -151,7 +153,7 @@ class BucketDispatcher:
             self._comm_thread.drain()  # what is on its way writes into the state that is about to move
         bucket = self._gradients.layout_of(ready.index, ready.names, ready.shapes, ready.buffer)
         gradients, step, num_backwards = self._gradients, self.step, self.num_backwards
-        deferred, weight, keeps_local = self._deferred, self._weight, bucket.keeps_local(step)
+        weight, keeps_local = self._weight, bucket.keeps_local(step)
         if keeps_local and not ready.filled:
             return  # they stay where they are; who hands them over looks at them
         # On a CPU here, since all may wait for the other thread; unless that thread is what fills the buffer. On an
@@ -165,6 +167,8 @@ class BucketDispatcher:
             ready.finish()
             return
 
+        deferred = self._new_deferred()
+
         def stages() -> Generator[None]:
             found = bad if here else gradients.check_finite(bucket, ready.buffer)
             own = yield from gradients.stages(bucket, ready.buffer, found, step=step, num_backwards=num_backwards)
@@ -175,7 +179,7 @@ class BucketDispatcher:
         self._last_handle = self._comm_thread.submit_stages(stages(), ready.finish, name=bucket.name, step=step)
 
     def _submit_as_saved(self, buckets: list[ReadyBucket], as_saved: SavedLayout) -> None:
-        gradients, step, num_backwards, deferred = self._gradients, self.step, self.num_backwards, self._deferred
+        gradients, step, num_backwards, deferred = self._gradients, self.step, self.num_backwards, self._new_deferred()
 
         def task() -> None:
             deferred.extend(as_saved.run(buckets, gradients, step=step, num_backwards=num_backwards))
@@ -183,6 +187,11 @@ class BucketDispatcher:
         self._last_handle = self._comm_thread.submit(
             task, lambda: complete_buckets(buckets), name="as saved", step=step
         )
+
+    def _new_deferred(self) -> list[tuple[str, Deferred]]:
+        """Return the place for what a task leaves that is submitted now."""
+        self._deferred.append([])
+        return self._deferred[-1]
 
     def _wait(self) -> None:
         with self._trial.catch_errors(), self._tracer.record_wait():

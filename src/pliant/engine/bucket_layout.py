@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 """Layout of DDP's buckets: parts of a flat buffer with the same node of the plan."""
 
 from collections.abc import Sequence
@@ -87,7 +88,7 @@ class BucketPart:
         if not self.copies or is_accelerator(flat.device):
             self.bucket.flat = _nothing(self.bucket.numel, flat.dtype)
 
-    def _runs_of(self, buffer: Tensor) -> Sequence[Tensor]:
+    def _runs_of(self, buffer: Tensor) -> list[Tensor]:
         return [buffer[start:stop] for start, stop in self.runs]
 
     @cached_property
@@ -99,7 +100,8 @@ class BucketPart:
 class BucketLayout:
     """A DDP bucket, split into parts by node."""
 
-    name: str
+    index: int
+    """Place among the buckets of a pass, the same on all ranks."""
     spans: tuple[Span, ...]
     """Places of all parameters of the bucket in DDP's buffer."""
     nodes: tuple[Exchange, ...]
@@ -112,6 +114,11 @@ class BucketLayout:
     def keeps_local(self, step: int) -> bool:
         """Say whether all gradients stay with their rank in this step, because weights are exchanged instead."""
         return all(node.leaves_gradients(step) for node in self.nodes)
+
+    @property
+    def name(self) -> str:
+        """Name in errors and timelines."""
+        return f"bucket {self.index}"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -139,7 +146,7 @@ def split_bucket(
     whole = spans_of(names, shapes)
     nodes = tuple(dict.fromkeys(store.nodes[name] for name in names))
     if like.is_sparse:
-        return BucketLayout(name=f"bucket {index}", spans=whole, nodes=nodes, parts=(), prescaled=False)
+        return BucketLayout(index=index, spans=whole, nodes=nodes, parts=(), prescaled=False)
     if (numel := sum(span.numel for span in whole)) != like.numel():
         raise RuntimeError(
             f"bucket {index} has {like.numel()} elements, but its parameters {names[0]!r} .. {names[-1]!r} have "
@@ -178,7 +185,7 @@ def split_bucket(
         )
         parts[-1].bucket.flat = _nothing(numel, dtype)
     prescaled = all(isinstance(p.algorithm, AcceptsPrescaled) and not p.node.weights_may_diverge for p in parts)
-    return BucketLayout(name=f"bucket {index}", spans=whole, nodes=nodes, parts=tuple(parts), prescaled=prescaled)
+    return BucketLayout(index=index, spans=whole, nodes=nodes, parts=tuple(parts), prescaled=prescaled)
 
 
 def _nothing(numel: int, dtype: torch.dtype) -> Tensor:

@@ -4,7 +4,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -135,8 +135,8 @@ class CommThread:
         """Queue the exchange of a bucket, which yields where its next stage begins; the rest as for `submit`."""
         return self._submit(stages, done, name, step, alone=False)
 
-    def submit_all(self, tasks: list[tuple[str, Task]], *, step: int) -> TaskHandle:
-        """Queue the tasks that are in the list when the tasks before have ended, each under its bucket's name."""
+    def submit_all(self, tasks: Iterable[tuple[str, Task]], *, step: int) -> TaskHandle:
+        """Queue the tasks that are there when the tasks before have ended, each under its bucket's name."""
 
         def run() -> None:
             for name, task in tasks:

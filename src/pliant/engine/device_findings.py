@@ -37,7 +37,7 @@ class DeviceFindings(Findings):
         super().__init__(comm, raises=raises)
         self._device = device
         self._seen: list[tuple[_Row, Tensor, Tensor]] = []
-        """Buckets of this pass: place in this rank's gradients, and whether what must be finite is not."""
+        """Buckets of this pass: place in this rank's gradients, and whether what must be finite is."""
         self._told: list[tuple[list[_Row], Tensor, Any]] = []
         """Passes since the last step: their buckets, a copy of places and flags, int64 (2, num_buckets), its event."""
 
@@ -57,16 +57,18 @@ class DeviceFindings(Findings):
 
     def keep(self, bucket: BucketLayout, place: Place) -> None:
         if isinstance(place, Tensor):
-            self._seen.append(((bucket, True), place, place >= 0))
+            self._seen.append(((bucket, True), place, place < 0))
 
     def judge(self, bucket: BucketLayout, result: Tensor, place: Place) -> None:
         if self._raises:
             own = place if isinstance(place, Tensor) else torch.full((), place, device=self._device)
-            self._seen.append(((bucket, False), own, ~finite_flag(result)))
+            self._seen.append(((bucket, False), own, finite_flag(result)))
 
     def end_pass(self) -> None:
         if not self._seen:
             return
+        # Exchanges of more stages end in another thread than others; all ranks must blame in one order.
+        self._seen.sort(key=lambda seen: seen[0][0].index)
         used_here(*(x for _, *of_bucket in self._seen for x in of_bucket))
         places, flags = torch.stack([p for _, p, _ in self._seen]), torch.stack([f for _, _, f in self._seen])
         copy = pinned((2, len(self._seen)), torch.int64, self._device)
@@ -81,7 +83,7 @@ class DeviceFindings(Findings):
             places: list[int]
             flags: list[int]
             places, flags = copy.tolist()
-            for (bucket, stays), place, flag in zip(rows, places, flags, strict=True):
-                if flag:
+            for (bucket, stays), place, is_finite in zip(rows, places, flags, strict=True):
+                if not is_finite:
                     self.record(bucket, place) if stays else self.blame(bucket, place)
         return self.pop_error()

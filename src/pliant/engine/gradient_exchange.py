@@ -3,11 +3,13 @@
 import zlib
 from collections import defaultdict
 from collections.abc import Generator, Mapping, Sequence
+from functools import reduce
+from operator import or_
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pliant.accelerator import is_accelerator
+from pliant.accelerator import is_accelerator, used_here
 from pliant.algorithms.base import AcceptsPrescaled, Deferred, RatioSetting, StepContext, WorksInStages
 from pliant.codecs import nonfinite
 from pliant.engine.algorithm_state import AlgorithmState
@@ -77,8 +79,8 @@ class GradientExchange:
         """Bucket -> result of `check_finite` for gradients that are exchanged later."""
         self._undoes = nonfinite == "propagate" and store.keeps_gradients
         """Whether steps may be skipped and kept gradients must then be restored."""
-        self._spoiled: bool | Tensor = False
-        """Whether a result of this backward pass was not finite."""
+        self._spoils: list[bool | Tensor] = []
+        """Whether results of this backward pass were not finite; threads of several stages add to it."""
         self._was_spoiled: bool | Tensor = False
         """Whether a result of the pass before was not finite."""
         self._paid: dict[str, Tensor] = {}
@@ -148,13 +150,15 @@ class GradientExchange:
     def end_pass(self) -> None:
         """Restore the state of a step that a GradScaler skips; runs before deferred work."""
         self.findings.end_pass()
-        if self._spoiled is not False:
+        used_here(*(flag for flag in self._spoils if isinstance(flag, Tensor)))
+        spoiled = reduce(or_, self._spoils, False)
+        if spoiled is not False:
             for part in (part for bucket in self._layouts.values() for part in bucket.parts):
-                part.undo.restore(self._spoiled)
-            if self._paid and self._spoiled:  # on an accelerator the host waits, in the first pass after a switch
+                part.undo.restore(spoiled)
+            if self._paid and spoiled:  # on an accelerator the host waits, in the first pass after a switch
                 self.owed.update(self._paid)
         self._paid.clear()
-        self._was_spoiled, self._spoiled = self._spoiled, False
+        self._was_spoiled, self._spoils = spoiled, []
 
     def owes(self, name: str) -> bool:
         """Say whether a parameter's result may contain gradients of earlier steps, which must not be lost.
@@ -202,7 +206,7 @@ class GradientExchange:
         with describe_failure(f"exchanging {bucket.name} ({bucket.names[0]} .. {bucket.names[-1]}) in step {step}"):
             founds = self._row_averages[bucket.names[0]](gradient, bad, comm)
         if self._undoes:
-            self._spoiled |= not has_finite_rows(gradient)
+            self._spoils.append(not has_finite_rows(gradient))
         if self._nonfinite == "raise" and not (max(founds) < 0 and has_finite_rows(gradient)):
             self.findings.blame(bucket, bad)
 
@@ -230,8 +234,8 @@ class GradientExchange:
             self._judge(bucket, part, bad)
         else:
             self.findings.keep(bucket, bad)
-        if (self._undoes or self._paid) and self._spoiled is not True:
-            self._spoiled |= nonfinite(part.bucket.flat)
+        if self._undoes or self._paid or (self.owed and self._nonfinite == "propagate"):
+            self._spoils.append(nonfinite(part.bucket.flat))
         part.save(buffer)
         return rest
 

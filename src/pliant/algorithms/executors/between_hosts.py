@@ -1,6 +1,6 @@
 """Exact inside a host or a rack, relaxed between them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from torch import Tensor
@@ -87,8 +87,8 @@ class BetweenGroupsExecutor:
 
         def between(x: Tensor, outer: Comm) -> None:
             if own.slice is not None:
-                own.slice.flat = x
-                deferred.append(self.inner.on_ready(own.slice, self._state(state, levels), outer, context))
+                part = replace(own.slice, flat=x)  # the workspace holds nothing of a buffer that DDP may free
+                deferred.append(self.inner.on_ready(part, self._state(state, levels), outer, context))
 
         own.average(bucket.flat, between)
         return deferred[0] if deferred else None

@@ -2,7 +2,8 @@
 """The kernels for accelerators that Triton compiles for; signatures are those of `native`.
 
 No function here waits for the device, except those that the references lend: what returns a number or raises. Whatever
-has one code for each element is fused with error feedback and with the step of an owner (`*_mean`), and takes a `gate`.
+has one code for each element is fused with error feedback, with a `gate` if asked for, and with the step of an owner
+(`*_mean`).
 """
 
 from pliant.codecs.kernels.reference import (
@@ -26,7 +27,6 @@ from pliant.codecs.kernels.reference import (
     subtract_ratios,
     subtract_rows,
 )
-from pliant.codecs.kernels.triton.flags import mark_nonfinite, scale_and_mark
 from pliant.codecs.kernels.triton.floats import (
     cast_decode,
     cast_encode,
@@ -71,7 +71,6 @@ __all__ = [
     "low_rank_left",
     "low_rank_right",
     "low_rank_split",
-    "mark_nonfinite",
     "minmax8_decode",
     "minmax8_encode",
     "minmax8_mean",
@@ -83,7 +82,6 @@ __all__ = [
     "randomk_clear",
     "randomk_gather",
     "scale",
-    "scale_and_mark",
     "sigma_decode",
     "sigma_encode",
     "sigma_mean",

@@ -54,10 +54,10 @@ def _load_header(header, first, n, HEADER: tl.constexpr, BLOCK: tl.constexpr, RO
 
 @triton.jit
 def kept(decoded, new, old, gate):
-    """Return the new residual, or the old one where the payload is poisoned, or everywhere if the gate is set."""
+    """Return the new residual, or the old one where the payload is poisoned; everywhere if the gate is not finite."""
     carried = magnitude_of(decoded) < INFINITE_BITS
     if gate is not None:
-        carried = carried & (tl.load(gate) == 0)
+        carried = carried & (magnitude_of(tl.load(gate)) < INFINITE_BITS)
     return tl.where(carried, new, old)
 
 
@@ -95,7 +95,7 @@ def decode_kernel(
 
 @triton.jit(do_not_specialize=["seed"])
 def mean_kernel(
-    x, owed, gate, headers, payloads, header, codes, n, stride, size, seed,
+    x, owed, headers, payloads, header, codes, n, stride, size, seed,
     QUANTIZE: tl.constexpr, DEQUANTIZE: tl.constexpr, PAYLOADS: tl.constexpr, FEEDBACK: tl.constexpr,
     BITS: tl.constexpr, HEADER: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -118,7 +118,7 @@ def mean_kernel(
         new = tl.zeros_like(v)
         if FEEDBACK:
             new = (v - decoded) * size
-        tl.store(owed + first + at, kept(decoded, new, old, gate), inside)
+        tl.store(owed + first + at, kept(decoded, new, old, None), inside)
 
 
 def check_rows(payloads: Tensor) -> None:
@@ -152,6 +152,10 @@ class Format:
     def encode(
         self, x: Tensor, residual: Tensor | None, payload: Tensor, block: int, seed: int = 0, gate: Tensor | None = None
     ) -> None:
+        """Encode x, or x + residual, which then becomes what the payload does not carry; poisoned blocks keep theirs.
+
+        Where the gate, float32 (), is not finite, as the largest |x| is not if x is not, all of the residual stays.
+        """
         tiles, parts = Tiles.of(block), self._parts(payload, x.numel(), block)
         arguments = x, residual, gate, *parts, x.numel(), signed_seed(seed)
         launch(encode_kernel, tiles.grid(x.numel()), arguments, {"QUANTIZE": self.quantize, **self._constants(tiles)})
@@ -171,7 +175,6 @@ class Format:
         seed: int = 0,
         *,
         feedback: bool,
-        gate: Tensor | None = None,
     ) -> None:
         """Do the step of an owner in one launch: add up, divide, encode the mean, and decode it.
 
@@ -186,7 +189,6 @@ class Format:
             block: Elements of a block.
             seed: For random rounding.
             feedback: Whether the error of the mean is kept.
-            gate: int32 (1,); where it is not zero, the residual stays as it is.
 
         """
         check_rows(payloads)
@@ -196,5 +198,5 @@ class Format:
         parts = self._parts(payload, numel, block)
         numbers = numel, row // 16, float(rows + 1), signed_seed(seed)
         constants = {"QUANTIZE": self.quantize, "DEQUANTIZE": self.dequantize, "FEEDBACK": feedback, "PAYLOADS": rows}
-        arguments = x, owed, gate, *theirs, *parts, *numbers
+        arguments = x, owed, *theirs, *parts, *numbers
         launch(mean_kernel, tiles.grid(numel), arguments, constants | self._constants(tiles))

@@ -150,10 +150,9 @@ def natural_mean(
     seed: int,
     *,
     feedback: bool,
-    gate: Tensor | None = None,
 ) -> None:
     """Do the step of an owner in one launch; see `Format.mean`."""
-    NATURAL.mean(x, owed, payloads, payload, block, seed, feedback=feedback, gate=gate)
+    NATURAL.mean(x, owed, payloads, payload, block, seed, feedback=feedback)
 
 
 def fp8_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int, *, gate: Tensor | None = None) -> None:
@@ -172,10 +171,9 @@ def fp8_mean(
     block: int,
     *,
     feedback: bool,
-    gate: Tensor | None = None,
 ) -> None:
     """Do the step of an owner in one launch; see `Format.mean`."""
-    FP8.mean(x, owed, payloads, payload, block, feedback=feedback, gate=gate)
+    FP8.mean(x, owed, payloads, payload, block, feedback=feedback)
 
 
 def cast_encode(
@@ -196,7 +194,6 @@ def cast_mean(
     dtype: torch.dtype,
     *,
     feedback: bool,
-    gate: Tensor | None = None,
 ) -> None:
     """Do the step of an owner in one launch; see `Format.mean`."""
-    CASTS[dtype].mean(x, owed, payloads, payload, _CAST_BLOCK, feedback=feedback, gate=gate)
+    CASTS[dtype].mean(x, owed, payloads, payload, _CAST_BLOCK, feedback=feedback)

@@ -86,7 +86,6 @@ def levels_mean(
     *,
     stochastic: bool,
     feedback: bool,
-    gate: Tensor | None = None,
 ) -> None:
     """Do the step of an owner in one launch; see `Format.mean`."""
-    LEVELS[bits, stochastic].mean(x, owed, payloads, payload, block, seed, feedback=feedback, gate=gate)
+    LEVELS[bits, stochastic].mean(x, owed, payloads, payload, block, seed, feedback=feedback)

@@ -77,7 +77,7 @@ def split_kernel(x, residual, p, q, n, m, RANK: tl.constexpr, TILE: tl.constexpr
     tl.store(x + at, t, inside)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4096)  # of more buckets than a model has
 def _table(places: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
     """Return (offset from the first, n) of matrices, int64 (num, 2): copied to the device once for each layout."""
     first = places[0][0]

@@ -63,7 +63,6 @@ def minmax8_mean(
     block: int,
     *,
     feedback: bool,
-    gate: Tensor | None = None,
 ) -> None:
     """Do the step of an owner in one launch; see `Format.mean`."""
-    MINMAX8.mean(x, owed, payloads, payload, block, feedback=feedback, gate=gate)
+    MINMAX8.mean(x, owed, payloads, payload, block, feedback=feedback)

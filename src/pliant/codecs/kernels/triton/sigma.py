@@ -63,7 +63,6 @@ def sigma_mean(
     block: int,
     *,
     feedback: bool,
-    gate: Tensor | None = None,
 ) -> None:
     """Do the step of an owner in one launch; see `Format.mean`."""
-    SIGMA.mean(x, owed, payloads, payload, block, feedback=feedback, gate=gate)
+    SIGMA.mean(x, owed, payloads, payload, block, feedback=feedback)

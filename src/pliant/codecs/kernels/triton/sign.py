@@ -50,7 +50,6 @@ def sign_mean(
     block: int,
     *,
     feedback: bool,
-    gate: Tensor | None = None,
 ) -> None:
     """Do the step of an owner in one launch; see `Format.mean`."""
-    SIGN.mean(x, owed, payloads, payload, block, feedback=feedback, gate=gate)
+    SIGN.mean(x, owed, payloads, payload, block, feedback=feedback)
