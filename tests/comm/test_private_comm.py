@@ -48,6 +48,7 @@ def test_the_limit_of_the_start_ends_with_it_also_for_what_was_made_in_it():
         comm = new_comm(place.process_group, 200.0, 100.0)
         comm.reconnect(2)
         part = comm.split([[0], [1]])
+        comm.split([[0, 1]]).close()
         comm.with_timeout(200.0)
         groups = [*comm._groups, *part._groups]
         limits_s = [group._get_backend(CPU).options._timeout.total_seconds() for group in groups]

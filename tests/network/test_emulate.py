@@ -237,6 +237,7 @@ print("ended", float(model.weight.double().sum()))
 """
 
 
+@pytest.mark.extended  # half a minute by itself
 def test_an_elastic_run_goes_on_and_the_failed_rank_is_started_again(tmp_path, mark):
     script = tmp_path / "script.py"
     script.write_text(LOST)

@@ -112,6 +112,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.extended  # a quarter of a minute by itself
 def test_a_pair_becomes_slow_at_its_time_under_ranks_that_go_on(tmp_path, mark):
     pair = Topology(hosts=HOSTS[:2])
     took_s = []  # of what began after the change

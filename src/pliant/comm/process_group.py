@@ -97,7 +97,7 @@ class ProcessGroupComm:
     def with_timeout(self, timeout_s: float) -> None:
         """Wait no longer than this for one communication from now on, also in what was split from this comm."""
         self._limit.timeout_s = timeout_s
-        for group in self._groups:  # whose own limit ends what is under way in it, whatever a wait for it has
+        for group in () if self._open_group is None else self._groups:  # whose own limit ends what is under way in it
             set_timeout(group, timeout_s)
         for part in list(self._parts):
             part.with_timeout(timeout_s)
