@@ -1,7 +1,7 @@
 """Genome of a plan: the settings that a search may change."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import product
 from types import MappingProxyType
@@ -25,6 +25,7 @@ from pliant.spec import (
     Timing,
 )
 from pliant.spec.gradients import with_few_rounds
+from pliant.spec.inside import with_children
 from pliant.spec.owners import Cut
 from pliant.spec.plain import LATER
 from pliant.spec.plan import SparseWay
@@ -257,16 +258,13 @@ def _adds_up(node: Exchange) -> TypeGuard[AllReduce | LowRank | ScatterGather | 
 def _by_schedule(node: Exchange) -> Exchange:
     if _adds_up(node):
         return replace(node, schedule="auto")
-    inside = ((own.name, getattr(node, own.name)) for own in fields(node))
-    return replace(node, **{name: _by_schedule(inner) for name, inner in inside if isinstance(inner, Exchange)})
+    return with_children(node, _by_schedule)
 
 
 def _in_chunks(node: Exchange, chunk_bytes: int) -> Exchange:
     if isinstance(node, ScatterGather):
         return replace(node, chunk_bytes=chunk_bytes)
-    inside = ((own.name, getattr(node, own.name)) for own in fields(node))
-    changed = {name: _in_chunks(inner, chunk_bytes) for name, inner in inside if isinstance(inner, Exchange)}
-    return replace(node, **changed) if changed else node
+    return with_children(node, lambda inner: _in_chunks(inner, chunk_bytes))
 
 
 def _spared(family: Family | NodeFamily) -> tuple[str, Settings]:

@@ -1,12 +1,13 @@
 """Nodes that exchange gradients before the optimizer's step."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
 from pliant.spec.codecs import CodecSpec
 from pliant.spec.exchange import Exchange, Feedback, Kind, require, require_codec
+from pliant.spec.inside import with_children
 from pliant.spec.ranges import Count, Decay, Number, Range, Ratio, Tried
 from pliant.spec.schedule import Scheduling
 from pliant.spec.selection import Selection
@@ -251,10 +252,4 @@ def with_few_rounds(node: Exchange, *, few_rounds: bool = True) -> Exchange:
     """Return a node whose exact means, by itself or inside, may take few rounds, or all go as DDP's do."""
     if isinstance(node, AllReduce):
         return replace(node, few_rounds=few_rounds and node.codec is None)
-    inside = {own.name: getattr(node, own.name) for own in fields(node)}
-    changed = {
-        name: with_few_rounds(inner, few_rounds=few_rounds)
-        for name, inner in inside.items()
-        if isinstance(inner, Exchange)
-    }
-    return replace(node, **changed) if changed else node
+    return with_children(node, lambda inner: with_few_rounds(inner, few_rounds=few_rounds))

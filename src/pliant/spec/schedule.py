@@ -2,11 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Literal
 
 from pliant.spec.exchange import Exchange
+from pliant.spec.inside import with_children
 from pliant.spec.plain import LATER
 from pliant.spec.topology import Topology
 
@@ -106,12 +107,8 @@ def with_schedule(
         schedule: The schedule, or what returns that of a node.
 
     """
-    inside = {f.name: getattr(node, f.name) for f in fields(node)}
-    changed: dict[str, Any] = {
-        name: with_schedule(value, schedule)
-        for name, value in inside.items()
-        if isinstance(value, Exchange) and value.needs_links
-    }
-    if inside.get("schedule") == "auto":
-        changed["schedule"] = schedule(node) if callable(schedule) else schedule
-    return replace(node, **changed) if changed else node
+    known = with_children(node, lambda inner: with_schedule(inner, schedule))
+    if getattr(node, "schedule", "") != "auto":
+        return known
+    changed: dict[str, Any] = {"schedule": schedule(node) if callable(schedule) else schedule}
+    return replace(known, **changed)
