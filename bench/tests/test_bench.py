@@ -9,8 +9,10 @@ from typer.testing import CliRunner
 
 import pliant
 from pliant.spec import load, save
+from pliant_bench.harness import curve
 from pliant_bench.harness.arms import POWERSGD_RANK, plan_of_arm
 from pliant_bench.harness.command import bench
+from pliant_bench.harness.metric import METRICS
 from pliant_bench.harness.names import ARMS, PLIANT_ARMS, split_arms
 from pliant_bench.harness.progress import Progress
 from pliant_bench.harness.setup import MARK, MODELS, Setup, check
@@ -91,6 +93,60 @@ def test_ranks_that_differ_are_judged_by_what_they_come_to_together(tmp_path):
     whole = found["ddp-bf16"]["sent_bytes"] * 2
     assert found["local_sgd"]["sent_bytes"] == pytest.approx(whole / 8, rel=0.01)  # without what evaluations send
     assert found["ddp-postlocal"]["sent_bytes"] == pytest.approx(whole * (0.2 + 0.8 / 8))
+
+
+class _Free:
+    """Arm at a free pace, of which each point is a number."""
+
+    name, free = "gossip(free=1)", True
+
+    def __init__(self, said):
+        self.said, self.now = said, 0
+
+    def copied_state(self):
+        self.said.append(f"copy {self.now}")
+        return {"weight": torch.tensor([float(self.now)])}
+
+    def evaluated(self, state=None):
+        self.said.append(f"judge {float(state['weight']) if state else self.now:g}")
+
+    def sent_bytes(self):
+        return 100.0 * sum(told.startswith("judge") for told in self.said)
+
+
+class _Judges:
+    metric = METRICS["images"]
+
+    def judge(self, arm, seen_loss, *, last, state):
+        arm.evaluated(state)
+        return seen_loss
+
+
+@pytest.mark.parametrize(
+    ("max_s", "others", "steps"), [(0.0, 4, [10, 20, 30, 40]), (25.0, 4, [10, 20, 30]), (0.0, 2, [10, 20])]
+)
+def test_at_a_free_pace_ranks_meet_only_when_the_training_is_over(monkeypatch, max_s, others, steps):
+    said = []
+
+    def busiest(values):
+        said.append("meet")
+        return [max(values[0], -others), *values[1:]] if len(values) == 1 else list(values)
+
+    monkeypatch.setattr(curve, "busiest", busiest)
+    arm = _Free(said)
+    points = curve.Curve(arm, 0, _Judges(), 40, max_s)
+    said.clear()
+    for step in (10, 20, 30, 40):
+        arm.now = step
+        if points.reach(step, float(step), step / 100):
+            break
+    assert said == [f"copy {step}" for step in (10, 20, 30, 40)[: len(said)]]  # nobody has met anybody
+    said.clear()
+    points.end()
+    judged = [told for told in said if told != "meet"]
+    assert judged == [*(f"judge {step}" for step in steps[:-1]), f"judge {arm.now}"]  # the last: what it is at the end
+    assert [(p["step"], p["time_s"], p["accuracy"]) for p in points.points] == [(s, s, s / 100) for s in steps]
+    assert points.evaluation_sent == 200  # one to learn what it sends, and the last: copies are not sent by the run
 
 
 @pytest.mark.processes

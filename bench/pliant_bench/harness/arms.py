@@ -90,12 +90,24 @@ class Arm:
         """The model without DDP around it."""
         return self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
 
-    def evaluated(self) -> nn.Module:
-        """Return the model to evaluate: where ranks differ, a copy with what they come to together. Collective."""
-        if not self.apart:
+    def copied_state(self) -> dict[str, Tensor]:
+        """Return a copy of this rank's weights and buffers, as they are while exchanges are on their way."""
+        return {name: value.detach().clone() for name, value in self.module.state_dict().items()}
+
+    def evaluated(self, state: dict[str, Tensor] | None = None) -> nn.Module:
+        """Return the model to evaluate: where ranks differ, a copy with what they come to together. Collective.
+
+        Args:
+            state: Copy of this rank's weights and buffers that counts in the place of what they are now.
+
+        """
+        if not self.apart and not state:
             return self.module
         together = copy.deepcopy(self.module)
-        together.load_state_dict(_mean_state(self.module) if self.run is None else self.run.consolidate())
+        if self.run is None or state:
+            together.load_state_dict(_mean_state(state or self.copied_state()))
+        else:
+            together.load_state_dict(self.run.consolidate())
         return together
 
     def synchronize(self) -> None:
@@ -121,14 +133,13 @@ def _auto(name: str, total_steps: int) -> pliant.Auto:
         raise ValueError(f"auto does not take the settings of {name!r}: {error}") from error
 
 
-def _mean_state(module: nn.Module) -> dict[str, Any]:
-    """Return a module's state with the mean over ranks of all that is floating-point. Collective."""
-    state = {name: value.detach().clone() for name, value in module.state_dict().items()}
-    for value in state.values():
-        if value.is_floating_point():
-            dist.all_reduce(value)
-            value.div_(dist.get_world_size())
-    return state
+def _mean_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state with the mean over ranks of all that is floating-point, in one message. Collective."""
+    values = [value for value in state.values() if value.is_floating_point()]
+    together = torch.cat([value.flatten() for value in values])
+    dist.all_reduce(together)
+    means = iter(together.div_(dist.get_world_size()).split([value.numel() for value in values]))
+    return {name: next(means).view_as(value) if value.is_floating_point() else value for name, value in state.items()}
 
 
 def _bf16_hook(state: object, bucket: GradBucket) -> Future[Tensor]:

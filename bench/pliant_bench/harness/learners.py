@@ -50,8 +50,16 @@ class TrainedLearner(Learner, Protocol):
         """Steps in which all ranks see all data; 0 where nobody knows."""
         ...
 
-    def judge(self, arm: Arm, seen_loss: float, *, last: bool) -> float:
-        """Return the metric: of all held-out data at the last point of a curve, of some before. Collective."""
+    def judge(self, arm: Arm, seen_loss: float, *, last: bool, state: dict[str, Tensor]) -> float:
+        """Return the metric: of all held-out data at the last point of a curve, of some before. Collective.
+
+        Args:
+            arm: What is judged.
+            seen_loss: Mean loss of this rank's batches since the point before.
+            last: Whether this is the last point.
+            state: Copy of this rank's weights and buffers that is judged in the place of what they are now, if any.
+
+        """
         ...
 
 
@@ -102,10 +110,10 @@ class LearnsTask:
         x, y = self.task.batch(step, dist.get_rank(), dist.get_world_size(), self.batch, seed)
         return cross_entropy(arm.model(x).flatten(0, -2), y.flatten())
 
-    def judge(self, arm: Arm, seen_loss: float, *, last: bool) -> float:
+    def judge(self, arm: Arm, seen_loss: float, *, last: bool, state: dict[str, Tensor]) -> float:
         del seen_loss
         num = self.task.num_held_out
-        return evaluate(self.task, arm.evaluated(), num if last else min(self.task.probe, num))
+        return evaluate(self.task, arm.evaluated(state), num if last else min(self.task.probe, num))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,12 +138,12 @@ class LearnsOwn:
         del seed
         return _own(arm).loss(arm.model, step)
 
-    def judge(self, arm: Arm, seen_loss: float, *, last: bool) -> float:
+    def judge(self, arm: Arm, seen_loss: float, *, last: bool, state: dict[str, Tensor]) -> float:
         """Return the mean over ranks of the user's metric, or without one of the loss since the last point."""
         del last
         value, own = seen_loss, _own(arm)
         if own.metric is not None:
-            model = arm.evaluated().eval()
+            model = arm.evaluated(state).eval()
             with torch.no_grad():
                 value = float(own.metric(model))
             model.train()

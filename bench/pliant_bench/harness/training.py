@@ -7,12 +7,13 @@ import time
 import torch.distributed as dist
 
 from pliant_bench.harness.arms import Arm
+from pliant_bench.harness.curve import Curve
 from pliant_bench.harness.emit import emit
 from pliant_bench.harness.learners import TrainedLearner
 from pliant_bench.harness.names import warmup_steps_of
 from pliant_bench.harness.rank_speed import RankSpeed, speed_of
 from pliant_bench.harness.setup import Setup
-from pliant_bench.harness.wire import busiest, formula_bytes, interface_bytes
+from pliant_bench.harness.wire import busiest, formula_bytes
 
 __all__ = ["compute_alone", "num_steps", "set_learning_rate", "train"]
 
@@ -36,14 +37,10 @@ def train(name: str, seed: int, learner: TrainedLearner, setup: Setup, alone_s: 
     arm = learner.arm(name, seed, total)
     speed = speed_of(setup.slow_share, alone_s)
     own_total = speed.own_steps(total, free=arm.free)
-    curve: list[dict[str, float]] = []
     steps_s: list[float] = []
     losses: list[float] = []
-    metric = learner.metric
-    evaluation_sent = _bytes_of_evaluation(arm)
-    evaluation_wire, num_evaluations = 0, 1  # the first to learn what one sends
-    start_bytes = interface_bytes()
-    capped = False
+    mean_loss = math.nan  # until the first step of this rank
+    curve = Curve(arm, seed, learner, total, setup.max_seconds)
     dist.barrier()
     for until in _ends(total, setup.evaluate_every):
         while len(steps_s) < round(until * own_total / total):
@@ -52,37 +49,18 @@ def train(name: str, seed: int, learner: TrainedLearner, setup: Setup, alone_s: 
             took_s, loss = _step(arm, learner, speed, seed, len(steps_s))
             steps_s.append(took_s)
             losses.append(loss)
-        now_bytes = interface_bytes()
-        train_s, wire_bytes = busiest([sum(steps_s), now_bytes - start_bytes - evaluation_wire])
-        capped = bool(setup.max_seconds) and train_s >= setup.max_seconds and until < total
-        last = capped or until == total
-        value = learner.judge(arm, statistics.mean(losses), last=last)
-        num_evaluations += 1
-        evaluation_wire += interface_bytes() - now_bytes
-        point = {"time_s": train_s, metric.name: value, "loss": statistics.mean(losses), "wire_bytes": wire_bytes}
-        curve.append({"step": until, **point})
+        mean_loss = statistics.mean(losses) if losses else mean_loss  # a slow rank may have no step between two points
         losses.clear()
-        emit(
-            "progress",
-            {"arm": name, "seed": seed, "total": total, "score": f"{metric.name} {metric.text(value)}", **curve[-1]},
-        )
-        if capped:
+        if curve.reach(until, sum(steps_s), mean_loss):
             break
-    _say_trained(arm, seed, curve, setup, learner, evaluation_sent * num_evaluations, capped=capped)
+    curve.end()
+    _say_trained(arm, seed, curve, setup, learner)
     arm.close()
 
 
 def _ends(total: int, every: int) -> list[int]:
     """Return the steps after which the model is judged."""
     return [*range(every, total, every), total]
-
-
-def _bytes_of_evaluation(arm: Arm) -> float:
-    """Return what one evaluation makes this rank's run send, while nothing else is on its way. Collective."""
-    before = arm.sent_bytes()
-    arm.evaluated()
-    after = arm.sent_bytes()
-    return 0.0 if before is None or after is None else after - before
 
 
 def num_steps(learner: TrainedLearner, setup: Setup) -> int:
@@ -112,34 +90,26 @@ def set_learning_rate(arm: Arm, step: int, total: int) -> None:
         group["lr"] = group.setdefault("first_lr", group["lr"]) * factor
 
 
-def _say_trained(
-    arm: Arm,
-    seed: int,
-    curve: list[dict[str, float]],
-    setup: Setup,
-    learner: TrainedLearner,
-    evaluation_sent: float,
-    *,
-    capped: bool,
-) -> None:
+def _say_trained(arm: Arm, seed: int, curve: Curve, setup: Setup, learner: TrainedLearner) -> None:
+    points, total = curve.points, num_steps(learner, setup)
     sent, exposed_s = arm.sent_bytes(), arm.exposed_s()
-    num, metric = curve[-1]["step"], learner.metric
-    reached = (p["time_s"] for p in curve if metric.is_reached(p[metric.name], setup.target))
-    warm = min(1.0, warmup_steps_of(num_steps(learner, setup)) / num)
-    own = [formula_bytes(arm, warm) if sent is None else (sent - evaluation_sent) / num]
+    num, metric = points[-1]["step"], learner.metric
+    reached = (p["time_s"] for p in points if metric.is_reached(p[metric.name], setup.target))
+    warm = min(1.0, warmup_steps_of(total) / num)
+    own = [formula_bytes(arm, warm) if sent is None else (sent - curve.evaluation_sent) / num]
     emit(
         "train",
         {
             "arm": arm.name,
             "seed": seed,
-            "curve": curve,
-            "step_s": curve[-1]["time_s"] / num,
+            "curve": points,
+            "step_s": points[-1]["time_s"] / num,
             "sent_bytes": busiest(own)[0],
             "counted": sent is not None,
-            "wire_bytes": curve[-1]["wire_bytes"] / num if setup.emulated else None,
+            "wire_bytes": points[-1]["wire_bytes"] / num if setup.emulated else None,
             "exposed_s": None if exposed_s is None else exposed_s / num,
-            f"final_{metric.name}": curve[-1][metric.name],
-            "capped": capped,
+            f"final_{metric.name}": points[-1][metric.name],
+            "capped": num < total,
             "time_to_target_s": next(reached, None),
             "plan": None if arm.run is None else str(arm.run.plan),
         },
