@@ -122,3 +122,28 @@ def test_lbfgs_calls_its_closure_often():
 
     for one_end, other in pliant.run_world(2, body, timeout_s=60):
         assert torch.equal(one_end, other)
+
+
+@pytest.mark.parametrize("name", ["bf16", "onebit", "local_sgd(2)", "gossip", "bounded_staleness"])
+def test_a_parameter_that_is_trained_only_later_is_refused(name):
+    def body(place):
+        module = small()
+        frozen = next(module.parameters()).requires_grad_(False)
+        model = nn.parallel.DistributedDataParallel(module, process_group=place.process_group)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        with pliant.relax(model, optimizer, name, timeout_s=30) as run:
+            simple(model, [optimizer], place.rank, STEPS)
+            frozen.requires_grad_()
+            before = torch.cat([p.detach().flatten() for p in module.parameters()])
+            for p in module.parameters():  # as after a backward pass, which DDP gives it no part in
+                p.grad = torch.ones_like(p)
+            with pytest.raises(pliant.IncompleteBackwardError, match="nothing exchanges, since they were frozen"):
+                optimizer.step()
+            assert torch.equal(before, torch.cat([p.detach().flatten() for p in module.parameters()]))
+            frozen.requires_grad_(False)
+            frozen.grad = None
+            optimizer.zero_grad()
+            simple(model, [optimizer], place.rank, 1)
+            assert run.steps == STEPS + 1
+
+    pliant.run_world(2, body, timeout_s=60)

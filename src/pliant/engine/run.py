@@ -32,6 +32,7 @@ from pliant.engine.step_log import StepLog
 from pliant.engine.step_meter import StepPace
 from pliant.engine.tracer import Tracer
 from pliant.engine.trial import PlanOnTrial
+from pliant.engine.unused_parameters import FrozenParameters
 from pliant.spec import SyncPlan
 
 __all__ = ["FixedRun", "Run"]
@@ -79,6 +80,7 @@ class Run(SavesParts, MeasuresSteps, ABC):
             relaxed, self._dispatcher, self._begin_pass, joining, self._comm_thread, self.tracer, self.trial
         )
         self._put_in_force(plan, executor)
+        self._frozen = FrozenParameters(relaxed.module)
         self._step_hooks = StepHooks(
             relaxed.optimizer,
             before=self.trial.has_caught(self._before_step),
@@ -103,6 +105,7 @@ class Run(SavesParts, MeasuresSteps, ABC):
 
     def _before_step(self, optimizer: Optimizer) -> None:
         self.require_own_weights("an optimizer's step")
+        self._frozen.require_frozen(optimizer)
         self._comm_thread.raise_error()
         self._dispatcher.raise_late_error()
         passes = max(self._dispatcher.num_backwards, self._source.num_passes)

@@ -1,16 +1,17 @@
-"""Check that every gradient was exchanged: a parameter without one would let ranks diverge unnoticed."""
+"""Checks that every gradient was exchanged: a parameter left out would let ranks diverge unnoticed."""
 
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from pliant.engine.hooks import Hook
 
-__all__ = ["IncompleteBackwardError", "UnusedParameterCheck"]
+__all__ = ["FrozenParameters", "IncompleteBackwardError", "UnusedParameterCheck"]
 
 
 class IncompleteBackwardError(RuntimeError):
@@ -121,6 +122,30 @@ class UnusedParameterCheck:
     def _note(self, name: str, _: Tensor) -> None:
         if self._ddp.require_backward_grad_sync if self._synchronizes is None else self._synchronizes:
             self._touched.add(name)
+
+
+class FrozenParameters:
+    """Parameters that were not trained when a run began, so that nothing exchanges them.
+
+    Args:
+        module: The model.
+
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
+
+    def require_frozen(self, optimizer: Optimizer) -> None:
+        """Raise IncompleteBackwardError if an optimizer would step some of them."""
+        trained = {id(p): name for name, p in self._frozen.items() if p.requires_grad and p.grad is not None}
+        stepped = [id(p) for group in optimizer.param_groups for p in group["params"]] if trained else []
+        if names := [trained[key] for key in stepped if key in trained]:
+            raise IncompleteBackwardError(
+                f"{len(names)} parameters have a gradient ({_list_names(names)}) that nothing exchanges, since they "
+                "were frozen when relax() was called, and a step now would let the ranks drift apart. close() the run, "
+                "wrap the module anew where it was wrapped, and call relax() again; or freeze them again. No weight "
+                "was changed."
+            )
 
 
 def _call(method: "weakref.WeakMethod[Callable[[str, Tensor], None]]", name: str, gradient: Tensor) -> None:
