@@ -5,8 +5,8 @@
     python benchmarks/network/async_slow_host.py table --old old.json --new new.json
 
 `run` asks the laboratory of a version for trainings with five seeds on four emulated hosts, the last at a quarter of
-the others' speed, and judges each at its end alone, since versions before 2026-11-27 let ranks wait for each other at
-every point of a curve. `table` gives the differences of the accuracies, seed by seed. Exit status 1 if their mean is below 0
+the others' speed. Each is judged at its end alone: versions before 2026-11-27 let ranks wait for each other at every
+point of a curve. `table` gives the differences of the accuracies, seed by seed. Exit status 1 if their mean is below 0
 by more than the spread of the seeds (twice the standard error), or a step takes longer than 1.2 times the old one.
 """
 
