@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from pliant.netmodel.gpu_rings import by_nccl
 from pliant.netmodel.interfaces import Interfaces
-from pliant.netmodel.loads import Loads, Paths, at_once
+from pliant.netmodel.loads import Loads, Paths, at_once, elsewhere, largest_elsewhere
 from pliant.netmodel.messages import DenseExchange, Floats, HostExchange, Messages, PointToPoint, RankMatrix, Together
 from pliant.netmodel.own_interface import bytes_outside
 from pliant.netmodel.paths import all_to_all, host_pairs, lost_s
@@ -42,7 +42,9 @@ class Links(Interfaces):
             *(f"{hosts[a]} -> {hosts[b]}" for a, b in pairs),
         )
 
-    def load(self, messages: Messages, repeat: int = 1, pause_s: float | None = None) -> RoundTime:
+    def load(
+        self, messages: Messages, repeat: int = 1, pause_s: float | None = None, *, posted: bool = True
+    ) -> RoundTime:
         """Return the time of messages that are sent at once, `repeat` times one after another.
 
         Rounds that are repeated wait for one another at every rank, so that all times count `repeat` times; around a
@@ -50,14 +52,18 @@ class Links(Interfaces):
         which its segments wait (`rings`). Slow start counts once: of rounds over the same pairs the first opens the
         windows.
 
+        Over Gloo a message leaves once its receiver has told that it waits (gloo/transport/tcp/pair.cc). Where both
+        begin a round at the same time, it takes the way back and the way there.
+
         Args:
             messages: Of one round.
             repeat: How often.
             pause_s: Time without messages before; if None that of the overheads.
+            posted: Whether receivers have told before that they wait; a ring's segments say so themselves.
 
         """
         pause_s = self.overheads.pause_s if pause_s is None else pause_s
-        found = self._shared(messages, repeat, pause_s)
+        found = self._shared(messages, repeat, pause_s, asks=not posted and not self.overheads.nccl)
         if self.overheads.nccl and (by_rings := by_nccl(found, messages, repeat, self)) is not None:
             return by_rings
         return self._of_one_rank(found, messages, repeat)
@@ -72,19 +78,20 @@ class Links(Interfaces):
         copied_s = repeat * (out + into).max(axis=1) / staging if staging else 0.0
         return replace(found, rate_s=np.maximum(found.rate_s, own_s), staging_s=found.staging_s + copied_s)
 
-    def _shared(self, messages: Messages, repeat: int, pause_s: float) -> RoundTime:
-        """Return the time on everything that ranks share."""
+    def _shared(self, messages: Messages, repeat: int, pause_s: float, *, asks: bool) -> RoundTime:
+        """Return the time on everything that ranks share; where one asks, delays are those of both ways."""
         opening = self._opens(pause_s)
         handled = repeat * _busiest_count(messages, self.num_ranks)
         if isinstance(messages, Together):
-            loads = [self._of(part, repeat, opening=opening) for part in messages.parts]
+            loads = [self._of(part, repeat, opening=opening, asks=asks) for part in messages.parts]
             return self._time(at_once(loads), repeat, handled, pause_s)
         if not isinstance(messages, RankMatrix):
-            return self._time(self._of(messages, repeat, opening=opening), repeat, handled, pause_s)
+            return self._time(self._of(messages, repeat, opening=opening, asks=asks), repeat, handled, pause_s)
         apart = 1 - np.eye(self.num_ranks)
         num_bytes = self.by_host(messages.num_bytes * apart)
         flows = self.by_host(np.minimum(messages.num_messages, 1.0) * apart)
-        return self._time(self._of_hosts(num_bytes, flows, repeat, opening=opening), repeat, handled, pause_s)
+        loads = self._of_hosts(num_bytes, flows, repeat, opening=opening, asks=asks)
+        return self._time(loads, repeat, handled, pause_s)
 
     def between_hosts(self, num_bytes: Floats, flows: Floats) -> RoundTime:
         """Return what a round takes of which only sums over the ranks of hosts are known; no time of messages.
@@ -94,7 +101,8 @@ class Links(Interfaces):
             flows: Pairs of ranks that communicate, likewise; expected ones may be fractions.
 
         """
-        return self._time(self._of_hosts(num_bytes, flows, 1, opening=False), 1, np.zeros(len(num_bytes)), 0.0)
+        loads = self._of_hosts(num_bytes, flows, 1, opening=False, asks=False)
+        return self._time(loads, 1, np.zeros(len(num_bytes)), 0.0)
 
     def _opens(self, pause_s: float) -> bool:
         """Return whether a window may be too small for a link, so that somebody has to look."""
@@ -132,12 +140,14 @@ class Links(Interfaces):
             busiest=tuple(self._names[k] for k in at),
         )
 
-    def _of(self, messages: PointToPoint | DenseExchange | HostExchange, repeat: int, *, opening: bool) -> Loads:
+    def _of(
+        self, messages: PointToPoint | DenseExchange | HostExchange, repeat: int, *, opening: bool, asks: bool
+    ) -> Loads:
         if isinstance(messages, PointToPoint):
-            return self._of_pairs(messages, repeat, opening=opening)
-        return self._of_dense(messages, repeat, opening=opening)
+            return self._of_pairs(messages, repeat, opening=opening, asks=asks)
+        return self._of_dense(messages, repeat, opening=opening, asks=asks)
 
-    def _of_pairs(self, messages: PointToPoint, repeat: int, *, opening: bool) -> Loads:
+    def _of_pairs(self, messages: PointToPoint, repeat: int, *, opening: bool, asks: bool) -> Loads:
         num_hosts, num_racks = self.num_hosts, len(self.up_s)
         source, target = self.host_of[messages.source], self.host_of[messages.target]
         outside = source != target
@@ -157,9 +167,8 @@ class Links(Interfaces):
         up, down = (np.bincount(racks, crossing, num_racks)[:num_racks] for racks in (gives, takes))
         trip_s = float(np.max(used * (delay_s + back_s), initial=0.0)) if messages.cyclic else 0.0
         block_bytes = messages.num_bytes * share.max(initial=0.0)
-        latency_s = (
-            path_s(used * delay_s, repeat) if messages.cyclic else repeat * float(np.max(used * delay_s, initial=0.0))
-        )
+        one_s = float(np.max(used * (delay_s + asks * back_s), initial=0.0))
+        latency_s = path_s(used * delay_s, repeat) if messages.cyclic else repeat * one_s
         return Loads(
             out=size * np.bincount(source, share, num_hosts),
             into=size * np.bincount(target, share, num_hosts),
@@ -188,7 +197,7 @@ class Links(Interfaces):
         first[np.unique(messages.source * self.num_ranks + messages.target, return_index=True)[1]] = 1.0
         return first
 
-    def _of_dense(self, messages: DenseExchange | HostExchange, repeat: int, *, opening: bool) -> Loads:
+    def _of_dense(self, messages: DenseExchange | HostExchange, repeat: int, *, opening: bool, asks: bool) -> Loads:
         if isinstance(messages, HostExchange):
             give, take, rotated = messages.give, messages.take, True
             givers, takers = (self._by_host(x > 0) for x in (messages.out, messages.into))
@@ -199,18 +208,18 @@ class Links(Interfaces):
             inside = give * take - self._by_host(messages.give * messages.take)  # nobody sends to itself
         member = (self.rack_of[:, None] == np.arange(len(self.up_s))).astype(np.float64)  # (num_hosts, num_racks)
         gives, takes = give @ member, take @ member  # (num_buckets, num_racks)
-        into = take * _elsewhere(give)
-        latency_s = ((into > 0) * self.delay_s).max(1)
+        into = take * elsewhere(give)
+        latency_s = ((into > 0) * (self.delay_s + asks * largest_elsewhere((give > 0) * self.delay_s))).max(1)
         if len(self.link_s):
             used = (give > 0)[:, :, None] & (take > 0)[:, None, :]  # (num_buckets, num_hosts, num_hosts)
-            latency_s = (used * self.delays_s).max((1, 2))
+            latency_s = (used * (self.delays_s + asks * self.delays_s.T)).max((1, 2))
         return Loads(
-            out=give * _elsewhere(take),
+            out=give * elsewhere(take),
             into=into,
-            flows_out=np.where(rotated, givers, givers * _elsewhere(takers)),
-            flows_into=np.where(rotated, takers, takers * _elsewhere(givers)),
-            up=gives * _elsewhere(takes),
-            down=takes * _elsewhere(gives),
+            flows_out=np.where(rotated, givers, givers * elsewhere(takers)),
+            flows_into=np.where(rotated, takers, takers * elsewhere(givers)),
+            up=gives * elsewhere(takes),
+            down=takes * elsewhere(gives),
             links=give[:, self.link_source] * take[:, self.link_target],
             inside=inside,
             latency_s=repeat * latency_s,
@@ -222,8 +231,8 @@ class Links(Interfaces):
         if len(self.link_s):
             return (self._all_pairs(*(a[:, :, None] * b[:, None, :] for a, b in ((give, take), (givers, takers)))),)
         far = [((x > 0) * self.delay_s).max(axis=1, keepdims=True) for x in (give, take)]
-        out = give * _elsewhere(take), givers * _elsewhere(takers), far[1]
-        return all_to_all(self, out, (take * _elsewhere(give), takers * _elsewhere(givers), far[0]))
+        out = give * elsewhere(take), givers * elsewhere(takers), far[1]
+        return all_to_all(self, out, (take * elsewhere(give), takers * elsewhere(givers), far[0]))
 
     def _all_pairs(self, num_bytes: Floats, flows: Floats) -> Paths:
         """Return the paths between all hosts, of (num_buckets, num_hosts, num_hosts) bytes and pairs of ranks."""
@@ -231,7 +240,7 @@ class Links(Interfaces):
         num_bytes, flows = (x.reshape(len(x), -1)[:, apart] for x in (num_bytes, flows))
         return host_pairs(self, apart, num_bytes, flows)
 
-    def _of_hosts(self, hosts: Floats, flows: Floats, repeat: int, *, opening: bool) -> Loads:
+    def _of_hosts(self, hosts: Floats, flows: Floats, repeat: int, *, opening: bool, asks: bool) -> Loads:
         apart = 1 - np.eye(self.num_hosts)
         inside = np.diagonal(hosts, axis1=-2, axis2=-1)
         between, flows = hosts * apart, flows * apart  # (num_buckets, num_hosts, num_hosts)
@@ -247,7 +256,7 @@ class Links(Interfaces):
             down=racks.sum(-2),
             links=between[:, self.link_source, self.link_target],
             inside=inside,
-            latency_s=repeat * (np.minimum(flows, 1.0) * self.delays_s).max((-2, -1)),
+            latency_s=repeat * (np.minimum(flows, 1.0) * (self.delays_s + asks * self.delays_s.T)).max((-2, -1)),
             turn_s=np.zeros(1),
             paths=(self._all_pairs(between, flows),) if opening else (),
         )
@@ -267,8 +276,3 @@ def _busiest_count(messages: Messages, num_ranks: int) -> Floats:
         counts = messages.num_messages * (1 - np.eye(num_ranks))
         return (counts.sum(-1) + counts.sum(-2)).max(-1)
     return messages.handled(num_ranks).max(1, initial=0)
-
-
-def _elsewhere(x: Floats) -> Floats:
-    """Return the sum over all others, along the last axis."""
-    return x.sum(-1, keepdims=True) - x

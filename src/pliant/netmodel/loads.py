@@ -7,7 +7,7 @@ import numpy as np
 
 from pliant.netmodel.messages import Floats, Ints
 
-__all__ = ["Loads", "Paths", "at_once"]
+__all__ = ["Loads", "Paths", "at_once", "elsewhere", "largest_elsewhere"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,3 +58,14 @@ def at_once(loads: Sequence[Loads]) -> Loads:
     return Loads(
         **total, latency_s=latency_s, turn_s=turn_s, paths=tuple(path for each in loads for path in each.paths)
     )
+
+
+def elsewhere(x: Floats) -> Floats:
+    """Return the sum over all others, along the last axis."""
+    return x.sum(-1, keepdims=True) - x
+
+
+def largest_elsewhere(x: Floats) -> Floats:
+    """Return the largest of all others along the last axis, of figures of at least 0; 0 where there are none."""
+    second, first = np.moveaxis(np.sort(np.append(x, np.zeros_like(x[..., :1]), axis=-1))[..., -2:], -1, 0)
+    return np.where(x == first[..., None], second[..., None], first[..., None])

@@ -33,6 +33,8 @@ class Round:
     after_share: float = 1.0
     split: Floats | None = None
     """(num_buckets,): in how many messages each of `messages` really goes."""
+    posted: bool = False
+    """Whether receivers have told senders before that they wait, see `Links.load`."""
 
     def sent(self, num_ranks: int) -> Floats:
         """Return whole bytes out of each rank, (num_buckets, num_ranks)."""

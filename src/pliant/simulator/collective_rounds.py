@@ -87,7 +87,7 @@ def broadcast(num_bytes: Floats, num_ranks: int, *, by_tree: bool = False) -> li
     pairs = PointToPoint(source=ranks, target=(ranks + 1) % num_ranks, share=share, num_bytes=num_bytes)
     return [
         *of_buckets(short, gather_in_rounds(num_bytes / num_ranks, num_ranks)),
-        *of_buckets(~short, [Round(messages=pairs, repeat=depth)]),
+        *of_buckets(~short, [Round(messages=pairs, repeat=depth, posted=True)]),  # measured: one round trip at depth 2
     ]
 
 

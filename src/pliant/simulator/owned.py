@@ -113,7 +113,7 @@ def _server_exchange(
         np.array([[8 + payload_bytes(each, int(n)) if n else 0.0 for n in numel]]) for each in (None, codec)
     )
     rounds = to_and_from(question, {**added, "compute_s": step_s}, back=answer)
-    return (Round(messages=None, before=before), *rounds)
+    return (work(before), *(replace(each, posted=True) for each in rounds))  # a thread of its own waits for questions
 
 
 def _bytes_of(workload: Workload) -> Floats:

@@ -9,6 +9,7 @@ import numpy as np
 
 from pliant.layouts.parts import OwnedParts
 from pliant.netmodel import passes, work
+from pliant.simulator.beside import side_by_side
 from pliant.simulator.collective_rounds import ring
 from pliant.simulator.context import SimulationContext
 from pliant.simulator.exchange_time import Exchanges
@@ -197,18 +198,18 @@ def _gradients(
         if node.leaves_gradients(node.timing.until_step):
             continue  # they stay with their rank
         mine = [k for k, part in enumerate(parts) if part.node is node]
-        stay = node.exchanges_weights
-        every = 1 if stay else node.timing.period
+        every = 1 if (stay := node.exchanges_weights) else node.timing.period
         pause_s = pause_of_gradients_s(context.workload, first_s, every, context.slowest)
-        groups = [parts[k].tensors for k in mine]
-        task, rest = _time_exchanges(node, groups, owned, context, 0, stay=stay, pause_s=pause_s)
+        held = [parts[k].tensors for k in mine]
+        task, rest = _time_exchanges(node, held, owned, context, 0, stay=stay, pause_s=pause_s)
         for index, k in enumerate(mine):
-            label = f"bucket {parts[k].bucket}"
             ready_s = last_s if plan.order == "at_end" else parts[k].ready_s
             if task.seconds[index] > 0 or task.sent[index].any():
-                tasks[k] = ready_s, every, timed_exchange(label, task, index)
+                tasks[k] = ready_s, every, timed_exchange(f"bucket {parts[k].bucket}", task, index)
             if rest.seconds[index] > 0:
-                follow_ups[k] = every, timed_exchange(label, rest, index)
+                follow_ups[k] = every, timed_exchange(f"bucket {parts[k].bucket}", rest, index)
+    for k, each in side_by_side(parts, {k: task[-1] for k, task in tasks.items()}, context).items():
+        tasks[k] = (*tasks[k][:-1], each)
     scatters = {k: (parts[k].ready_s, 1, each) for k, each in shards.scatters.items()}
     rows = [held[k] for k in range(len(parts)) for held in (scatters, tasks) if k in held]
     return tuple(rows), tuple(follow_ups[k] for k in sorted(follow_ups))

@@ -28,7 +28,7 @@ def region_rounds(node: RegionServers, batch: BucketBatch, num_ranks: int, turn:
         question = PointToPoint(source=asking, target=servers[asking], share=share, num_bytes=size)
         answer = PointToPoint(source=servers[asking], target=asking, share=share, num_bytes=size)
         rounds += [
-            Round(messages=question, before=passes(batch, 2)),
-            Round(messages=answer, before=passes(batch, 3 * most), after=passes(batch, 3)),
+            Round(messages=question, posted=True, before=passes(batch, 2)),
+            Round(messages=answer, posted=True, before=passes(batch, 3 * most), after=passes(batch, 3)),
         ]
     return rounds

@@ -201,7 +201,7 @@ def gossip_rounds(node: _InGraph, batch: BucketBatch, num_ranks: int, turn: int)
 
 
 def _pair_rounds(node: _InGraph, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
-    """Let each rank ask one neighbour, who answers it with as many bytes."""
+    """Let each rank ask one neighbour, who answers it with as many bytes; a thread of its own waits for questions."""
     codec, neighbours = node.payload_codec, [sorted(each) for each in node.graph.neighbours(num_ranks)]
     asks = np.array([(i, near[turn % len(near)]) for i, near in enumerate(neighbours) if near], dtype=np.int64)
     source, target = asks.reshape(-1, 2).T
@@ -210,14 +210,14 @@ def _pair_rounds(node: _InGraph, batch: BucketBatch, num_ranks: int, turn: int) 
     answer = PointToPoint(source=target, target=source, share=share, num_bytes=size)
     if codec is None:
         return [
-            Round(messages=question, before=passes(batch, 1)),
-            Round(messages=answer, before=passes(batch, 4), after=passes(batch, 2)),
+            Round(messages=question, posted=True, before=passes(batch, 1)),
+            Round(messages=answer, posted=True, before=passes(batch, 4), after=passes(batch, 2)),
         ]
     coded = {f"encode {codec.name}": batch.numel, f"add {codec.name}": _elements_added(codec, batch)}
     added = {f"add {codec.name}": _elements_added(codec, batch), **passes(batch, 3)}
     return [
-        Round(messages=question, before={**coded, **passes(batch, 1)}),
-        Round(messages=answer, before={f"encode {codec.name}": batch.numel, **added}, after=added),
+        Round(messages=question, posted=True, before={**coded, **passes(batch, 1)}),
+        Round(messages=answer, posted=True, before={f"encode {codec.name}": batch.numel, **added}, after=added),
     ]
 
 
