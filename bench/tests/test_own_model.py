@@ -87,6 +87,7 @@ def by_torchrun(here, *arguments):
 
 
 @pytest.mark.processes
+@pytest.mark.extended
 def test_under_torchrun_its_ranks_are_the_hosts(here):
     done = by_torchrun(here, "--algorithms", "ddp,onebit", "--steps", "2", "--json", "r.json")
     assert done.returncode == 0, done.stderr

@@ -32,7 +32,7 @@ def ranks(script, tmp_path, *before):
     ("script", "how", "optimizer"),
     [
         pytest.param("tutorial.py", "DDP", "SGD", marks=pytest.mark.extended),
-        ("accumulate.py", "DDP", "AdamW and SGD"),
+        pytest.param("accumulate.py", "DDP", "AdamW and SGD", marks=pytest.mark.extended),
         pytest.param("no_loss.py", "DDP", "SGD", marks=pytest.mark.extended),
         pytest.param("fsdp2.py", "FSDP2", "SGD", marks=pytest.mark.extended),
         pytest.param(

@@ -110,6 +110,7 @@ def test_an_error_of_the_plan_does_not_end_the_run(sabotage, mesh):
     assert len({each[:3] for each in found}) == 1
 
 
+@pytest.mark.extended
 def test_a_plan_whose_residual_crosses_its_bound_is_given_up_on_all_ranks():
     auto = pliant.Auto(quality=1.1, watch=False, bounds=pliant.QualityBounds(residual=1e-6))
     for began, left, told, still, _, error in run(2, guarded, spared, auto, ()):
