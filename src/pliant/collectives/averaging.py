@@ -9,6 +9,7 @@ from pliant.accelerator import is_accelerator
 from pliant.codecs import RandomK, all_finite, finite_flag
 from pliant.collectives.pairwise import rotated_peers
 from pliant.collectives.rounds import RoundsComm
+from pliant.collectives.standing import AllWorks, StandingReceives, may_stand
 from pliant.comm.base import Comm, Work, waited_for
 from pliant.layouts.rounds import average_form, rounds_among
 
@@ -50,6 +51,10 @@ class ShortVectorAverage:
         self._rows = torch.empty(comm.size, width, dtype=dtype, device=device)
         padded = comm.size * width if form == "halves" and numel % comm.size else 0
         self._padded = torch.zeros(padded, dtype=dtype, device=device)
+        stands = self._at_once and form != "ring" and may_stand(comm, device)
+        buffers = [self._rows, *([torch.empty_like(self._rows)] if form == "halves" else [])] if stands else []
+        peers = rotated_peers(comm)
+        self._came = [(r, StandingReceives(comm, [(p, r[p]) for p in peers], tag=comm.new_tag())) for r in buffers]
 
     def __call__(self, x: Tensor) -> None:
         """Replace x, (numel,), by the mean over ranks."""
@@ -72,10 +77,11 @@ class ShortVectorAverage:
     def _gather(self, x: Tensor) -> Generator[None]:
         """Send x to all, and add up."""
         if self._at_once:
-            yield from waited_for(self._swap([x] * self._comm.size, self._rows, tag=0))
+            yield from self._swap([x] * self._comm.size, self._rows, 0)
         else:
             self._comm.all_gather(self._rows.view(-1), x).wait()
         self._add_rows(x)
+        self._stand()
 
     def _halves(self, x: Tensor) -> Generator[None]:
         """Send parts to their owners, who add up; and the sums to all."""
@@ -85,19 +91,32 @@ class ShortVectorAverage:
         if self._at_once:
             parts = padded.view(self._comm.size, -1)
             own = parts[self._comm.rank]
-            yield from waited_for(self._swap(parts, self._rows, tag=0))
+            yield from self._swap(parts, self._rows, 0)
             self._add_rows(own)
-            yield from waited_for(self._swap([own] * self._comm.size, parts, tag=1))
+            yield from self._swap([own] * self._comm.size, parts, 1)
+            self._stand()
         else:
             self._comm.reduce_scatter(self._rows[0], padded).wait()
             self._comm.all_gather(padded, self._rows[0]).wait()
         if padded is not x:
             x.copy_(padded[: len(x)])
 
-    def _swap(self, sends: Sequence[Tensor] | Tensor, receives: Tensor, tag: int) -> Work:
-        """Send row p to rank p, and receive the row of each other rank."""
+    def _swap(self, rows: Sequence[Tensor] | Tensor, into: Tensor, which: int) -> Generator[None]:
+        """Send row p to rank p, and receive the row of each other rank, in the first or the second half."""
         peers = rotated_peers(self._comm)
-        return self._comm.exchange([(p, sends[p]) for p in peers], [(p, receives[p]) for p in peers], tag=tag)
+        sends = [(p, rows[p]) for p in peers]
+        if not self._came:
+            yield from waited_for(self._comm.exchange(sends, [(p, into[p]) for p in peers], tag=which))
+            return
+        came, receives = self._came[which]
+        yield from waited_for(AllWorks(receives.take(), receives.send(sends)))
+        for p in peers if came is not into else ():
+            into[p].copy_(came[p])
+
+    def _stand(self) -> None:
+        """Let the receives of the next average stand, since all that came has been read."""
+        for _, receives in self._came:
+            receives.stand()
 
     def _add_rows(self, own: Tensor) -> None:
         """Add the rows that have come to this rank's own, in the order of ranks."""

@@ -18,6 +18,7 @@ from pliant.collectives.halves import (
     pieces_of,
 )
 from pliant.collectives.rounds import RoundsComm
+from pliant.collectives.standing import StandingFromOwners, StandingToOwners, may_stand
 from pliant.collectives.symmetric import GatherFromOwners, SwapToOwners
 from pliant.comm.base import Comm, Work
 from pliant.layouts.rounds import codes_in_rounds, forwards
@@ -37,9 +38,10 @@ class CompressedAverage:
     4. every rank, the owner too, decodes those bytes: results are equal to the bit.
 
     The first two are `ToOwners`, the others `FromOwners`; over a comm that prefers collectives `SwapToOwners` and
-    `GatherFromOwners`. Bytes: 2 (size-1)/size of the payload out and in per rank. Short payloads among more than
-    26 ranks are gathered in few rounds (`RoundsComm`), and come to their owners so too, with `may_forward`, where that
-    pays; then their bytes count in each round. Results are the same to the bit.
+    `GatherFromOwners`. Over Gloo receives stand from one exchange to the next (`StandingReceives`). Bytes: 2
+    (size-1)/size of the payload out and in per rank. Short payloads among more than 26 ranks are gathered in few rounds
+    (`RoundsComm`), and come to their owners so too, with `may_forward`, where that pays; then their bytes count in each
+    round. Results are the same to the bit.
 
     One residual holds what this rank has not delivered to the *sum* yet: for other owners' parts the errors of its own
     payloads, and for its own part (where it sends nothing) the error of the coded mean, times size. So size * (sum of
@@ -81,10 +83,12 @@ class CompressedAverage:
             back = RoundsComm(comm, device)
             to = back if may_forward and forwards(payload_bytes, comm.size) else comm
         self._overlaps = back is comm
-        self._to_owners: OwnerReduction = (SwapToOwners if to.prefers_collectives else ToOwners)(
+        to_owners = StandingToOwners if may_stand(to, device) else ToOwners
+        from_owners = StandingFromOwners if may_stand(back, device) else FromOwners
+        self._to_owners: OwnerReduction = (SwapToOwners if to.prefers_collectives else to_owners)(
             codec, parts, to, device
         )
-        self._from_owners: OwnerGather = (GatherFromOwners if back.prefers_collectives else FromOwners)(
+        self._from_owners: OwnerGather = (GatherFromOwners if back.prefers_collectives else from_owners)(
             codec, parts, back, device
         )
         self._mean = self._from_owners.payloads[comm.rank]
@@ -119,10 +123,14 @@ class CompressedAverage:
                 piece = self._mine[k]
                 owed = None if residual is None else piece.of(residual)
                 self._own_step(k, scattered, piece.of(x), owed, seed)
+                if isinstance(self._to_owners, StandingToOwners):
+                    self._to_owners.stand(k)
             gathered.append(self._from_owners.send(k))
         if self._overlaps:
             yield
         self._from_owners.decode(gathered, x)
+        if isinstance(self._from_owners, StandingFromOwners):
+            self._from_owners.stand()
         self._to_owners.wait(scattered)
 
     def _own_step(self, k: int, scattered: list[list[Work]], total: Tensor, owed: Tensor | None, seed: int) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pliant.codecs import Codec
+from pliant.collectives.standing import AllWorks, StandingReceives, may_stand
 from pliant.comm.base import Comm
 from pliant.spec import Graph
 
@@ -90,6 +91,11 @@ class CodedNeighborAverage:
         )
         self._received = dict(zip(self.sources, others, strict=True))
         self._difference = torch.empty(numel, device=device)
+        self._standing = (
+            StandingReceives(comm, list(self._received.items()), tag=comm.new_tag())
+            if may_stand(comm, device)
+            else None
+        )
 
     def encode(self, x: Tensor, replicas: Mapping[int, Tensor], seed: int) -> None:
         """Take what is new in x, float32 (numel,), into its own replica, as far as the codec carries it."""
@@ -100,9 +106,15 @@ class CodedNeighborAverage:
 
     def exchange(self, replicas: Mapping[int, Tensor]) -> None:
         """Send what `encode` left to all that keep a replica of this rank's vector, and follow the sources."""
-        self._comm.exchange([(i, self._own) for i in self._targets], list(self._received.items())).wait()
+        sends = [(i, self._own) for i in self._targets]
+        if self._standing is None:
+            self._comm.exchange(sends, list(self._received.items())).wait()
+        else:
+            AllWorks(self._standing.take(), self._standing.send(sends)).wait()
         for j in self.sources:
             self._codec.decode_add(self._received[j], replicas[j])
+        if self._standing is not None:
+            self._standing.stand()
 
     def mix_replicas(self, x: Tensor, replicas: Mapping[int, Tensor]) -> None:
         """Move x towards what the replicas, rank -> (numel,) of this rank and all sources, say."""

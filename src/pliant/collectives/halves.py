@@ -131,8 +131,11 @@ class ToOwners(OwnerReduction):
                 for owner, payload in sends:
                     self._encode(self._parts[owner][k], x, residual, payload, seed)
                 if sends or receives:
-                    works.append(self._comm.exchange(sends, receives, turn=k))
+                    works.append(self._exchange(k, sends, receives))
         return posted
+
+    def _exchange(self, k: int, sends: PeerTensors, receives: PeerTensors) -> Work:
+        return self._comm.exchange(sends, receives, turn=k)
 
     def receive(self, k: int, posted: list[list[Work]]) -> Tensor:
         for work in posted[k]:

@@ -1,4 +1,4 @@
-"""Protocol of a comm: a rank, a size, and eleven calls that communicate."""
+"""Protocol of a comm: a rank, a size, and twelve calls that communicate."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -147,6 +147,24 @@ class Comm(Protocol):
             patience_s: Longest wait in the place of `timeout_s`, for servers that may be idle.
 
         """
+        ...
+
+    def expect(self, receives: PeerTensors, *, turn: int = 0, tag: int = 0) -> Work:
+        """Post receives of a later exchange, so that over Gloo its messages leave without waiting for a word.
+
+        They are due, and may fail, once somebody waits for them; see `collectives.StandingReceives`. Not for comms that
+        are in order, where a receive before its time would wait for ever.
+
+        Args:
+            receives: Tensors, each with the rank from which it comes.
+            turn: As in the `exchange` that sends them.
+            tag: Likewise; one of `new_tag`, so that no other message meets these receives.
+
+        """
+        ...
+
+    def new_tag(self) -> int:
+        """Return a tag that no message of this group has had. All ranks call it in the same order; no communication."""
         ...
 
     def broadcast(self, x: Tensor, root: int) -> Work:

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Protocol
 
-import torch.distributed as dist
-
 from pliant.comm.base import CommError
 from pliant.comm.progress import Progress
 
@@ -28,20 +26,40 @@ class ReportsFailures(Protocol):
         ...
 
 
+class TorchWork(Protocol):
+    """A `torch.distributed.Work`, as far as it is waited for."""
+
+    def wait(self, timeout: timedelta = ...) -> object:
+        """Wait until it is done."""
+        ...
+
+
 class PendingWorks:
-    """Works in flight that are one communication to the caller."""
+    """Works in flight that are one communication to the caller.
+
+    Args:
+        comm: Comm that has begun them.
+        op: Name of the communication.
+        works: The works.
+        num_bytes: Bytes that it moves, for messages.
+        patience_s: Longest wait in the place of the comm's, for a communication that may never come.
+        on_host: Whether tensors are on the host.
+        due: Members whose messages were posted before their time, and are awaited once somebody waits.
+
+    """
 
     def __init__(
         self,
         comm: ReportsFailures,
         op: str,
-        works: Sequence[dist.Work],
+        works: Sequence[TorchWork],
         num_bytes: int,
         patience_s: float | None = None,
         *,
         on_host: bool = True,
+        due: Sequence[int] = (),
     ) -> None:
-        self._on_host = on_host
+        self._on_host, self._due = on_host, due
         self._comm, self._op, self._works, self._num_bytes = comm, op, works, num_bytes
         self._limit_s = comm.timeout_s if patience_s is None else patience_s
         self._idle = patience_s is not None
@@ -49,6 +67,10 @@ class PendingWorks:
 
     def wait(self) -> None:
         waits = self._comm.progress.waits
+        if self._due:
+            for peer in self._due:
+                self._comm.progress.awaits(peer)
+            self._due, self._start_s = (), time.monotonic()
         if not self._idle:
             waits.add(id(self))
         try:

@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImpor
 from pliant.accelerator import is_accelerator, synchronize
 from pliant.comm import calls
 from pliant.comm.base import CommError, Limit, PeerTensors, ReduceOp, Work, require_contiguous, require_numel
+from pliant.comm.expecting import ExpectsMessages
 from pliant.comm.gloo_private import more_connections
 from pliant.comm.liveness import HeartbeatMonitor
 from pliant.comm.pending import PendingWorks
@@ -24,7 +25,7 @@ _Call = Callable[[], calls.Works]
 _CPU = torch.device("cpu")
 
 
-class ProcessGroupComm:
+class ProcessGroupComm(ExpectsMessages):
     """Comm over a torch process group, usually one that nothing else uses (`new_comm`).
 
     Args:
@@ -53,11 +54,10 @@ class ProcessGroupComm:
     ) -> None:
         self.group, self._device = group, device
         self._limit, self._make_group, self._owns_group = limit, make_group, owns_group
-        self._liveness, self._owns_liveness = liveness, owns_liveness
+        self._liveness, self._owns_liveness, self._hung_up = liveness, owns_liveness, False
         self._rank, self._size = group.rank(), group.size()
         self._striping, self._more = Striping(self._size, 1), list[ProcessGroup]()
         self.progress = progress or Progress(tuple(range(self._size)), self._size)
-        self._hung_up = False
         self._parts: weakref.WeakSet[ProcessGroupComm] = weakref.WeakSet()
         if liveness is not None:
             liveness.follow(group.group_name, self.progress)

@@ -43,6 +43,18 @@ class _Timed:
         self._noted = True
 
 
+class _Expected:
+    """Messages that were expected, which count once somebody waits for them."""
+
+    def __init__(self, recorder: "RecordedComm", work: Work, received: int) -> None:
+        self._recorder, self._work, self._received, self._waited = recorder, work, received, False
+
+    def wait(self) -> None:
+        if not self._waited:
+            self._waited = True
+            self._recorder.awaited(self._work, self._received).wait()
+
+
 class RecordedComm(WrappedComm):
     """Counts calls, bytes and waiting time of another comm, and tells a listener of each communication.
 
@@ -144,6 +156,9 @@ class RecordedComm(WrappedComm):
         start = partial(self._comm.exchange, sends, receives, turn=turn, tag=tag, patience_s=patience_s)
         return self._count("exchange", start, sent, received, len(sends), idle=patience_s is not None)
 
+    def expect(self, receives: PeerTensors, *, turn: int = 0, tag: int = 0) -> Work:
+        return _Expected(self, self._comm.expect(receives, turn=turn, tag=tag), sum(x.nbytes for _, x in receives))
+
     def broadcast(self, x: Tensor, root: int) -> Work:
         sent = (self.size - 1) * x.nbytes if self.rank == root else 0
         received = 0 if self.rank == root else x.nbytes
@@ -183,6 +198,10 @@ class RecordedComm(WrappedComm):
     def _depth(self) -> int:
         """Depth of a binomial tree of all ranks."""
         return (self.size - 1).bit_length()
+
+    def awaited(self, work: Work, received: int) -> Work:
+        """Count messages that were expected, now that they are due."""
+        return self._count("expect", lambda: work, 0, received, 0)
 
     def _count(
         self, name: str, start: Callable[[], Work], sent: int, received: int, messages: int, *, idle: bool = False

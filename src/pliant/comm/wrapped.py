@@ -49,6 +49,12 @@ class WrappedComm:
     ) -> Work:
         return self._comm.exchange(sends, receives, turn=turn, tag=tag, patience_s=patience_s)
 
+    def expect(self, receives: PeerTensors, *, turn: int = 0, tag: int = 0) -> Work:
+        return self._comm.expect(receives, turn=turn, tag=tag)
+
+    def new_tag(self) -> int:
+        return self._comm.new_tag()
+
     def broadcast(self, x: Tensor, root: int) -> Work:
         return self._comm.broadcast(x, root)
 
