@@ -113,14 +113,15 @@ def test_where_collectives_are_preferred_it_is_the_all_reduce_to_the_bit():
 
 
 class Listed(WrappedComm):
-    """Notes what is posted, under which tag, and what is waited for."""
+    """Notes what is sent, under the first tag or the second, and what is waited for."""
 
     def __init__(self, comm):
         super().__init__(comm)
-        self.said = []
+        self.said, self.tags = [], {}
 
     def exchange(self, sends, receives, *, turn=0, tag=0, patience_s=None):
-        self.said.append(tag)
+        self.tags.setdefault(tag, ("first", "second")[len(self.tags)])
+        self.said.append(self.tags[tag])
         work = self._comm.exchange(sends, receives, turn=turn, tag=tag, patience_s=patience_s)
         return _Noted(work, self.said)
 
@@ -134,7 +135,9 @@ class _Noted:
         self._work.wait()
 
 
-@pytest.mark.parametrize(("size", "stages"), [(2, [[0], ["wait"]]), (3, [[0], ["wait", 1], ["wait"]])])
+@pytest.mark.parametrize(
+    ("size", "stages"), [(2, [["first"], ["wait"]]), (3, [["first"], ["wait", "second"], ["wait"]])]
+)
 def test_between_two_stages_messages_are_on_their_way(size, stages):
     """So that they take no time beside the codes of the same bucket."""
 

@@ -29,24 +29,26 @@ def exposed_s(plan, topology, workload=SHORT, **more):
 @pytest.mark.parametrize(
     ("name", "delays"),
     [
-        ("qsgd", 4),  # to owners and back, each there and back
-        ("allreduce(few_rounds=true)", 4),
-        ("topk", 2),  # one gather
+        ("qsgd", 2),  # to owners and back: their receives stand
+        ("allreduce(few_rounds=true)", 2),
+        ("choco", 1),
+        ("topk", 2),  # one gather, there and back
         ("gossip", 2),
         ("gossip(free=true)", 0),
         ("allreduce", 12),  # a ring's six turns, which ask by themselves
     ],
 )
-def test_each_round_takes_the_way_back_and_the_way_there(name, delays):
+def test_a_round_takes_the_way_there_and_the_way_back_unless_receives_stand(name, delays):
     late, near = (exposed_s(plan_for(pliant.parse(name)), cluster(4, FAST, d)) for d in (DELAY_S, 0.0))
-    hidden_s = SHORT.compute_s if name == "gossip" else 0.0  # the hop is beside the next step's computing
+    hidden_s = SHORT.compute_s if name in ("choco", "gossip") else 0.0  # the hop is beside the next step's computing
     assert late - near == pytest.approx(max(delays * DELAY_S - hidden_s, 0.0), abs=2e-3)
 
 
-def test_nccl_has_no_word_to_wait_for():
+@pytest.mark.parametrize(("more", "delays"), [({"nccl": "pcie"}, 2), ({"staging_bytes_per_s": 1e12}, 4)])
+def test_nccl_has_no_word_to_wait_for_and_what_is_staged_waits(more, delays):
     plan = plan_for(pliant.qsgd())
-    late, near = (exposed_s(plan, cluster(4, FAST, d), nccl="pcie") for d in (DELAY_S, 0.0))
-    assert late - near == pytest.approx(2 * DELAY_S, abs=2e-3)
+    late, near = (exposed_s(plan, cluster(4, FAST, d), **more) for d in (DELAY_S, 0.0))
+    assert late - near == pytest.approx(delays * DELAY_S, abs=2e-3)
 
 
 @pytest.mark.parametrize("links", [False, True])
@@ -56,7 +58,8 @@ def test_the_longest_round_trip_counts_not_the_longest_way_twice(links):
     hosts = tuple(replace(host, delay_s=d) for host, d in zip(topology.hosts, delays, strict=True))
     named = (Link(source="h0", target="h1", bytes_per_s=0.0, latency_s=0.5),) if links else ()
     topology = Topology(hosts=hosts, links=named)
-    late, near = (exposed_s(plan_for(pliant.qsgd()), each) for each in (topology, cluster(3, FAST)))
+    staged = {"staging_bytes_per_s": 1e12}
+    late, near = (exposed_s(plan_for(pliant.qsgd()), each, **staged) for each in (topology, cluster(3, FAST)))
     longest_s = 0.5 + 0.01 if links else 0.04 + 0.02  # h1 -> h0 keeps the delay of h0
     assert late - near == pytest.approx(2 * longest_s, abs=2e-3)
 
@@ -77,7 +80,7 @@ def test_parts_of_a_bucket_share_their_delays_and_nothing_else():
     }
     for d in (0.0, DELAY_S):
         together = exposed_s(mixed, cluster(4, 12.5e6, d), both)
-        assert together == pytest.approx(sum(alone[d]) - 4 * d, abs=2e-3)
+        assert together == pytest.approx(sum(alone[d]) - 2 * d, abs=2e-3)
     counted = simulate(mixed, both, cluster(4, 12.5e6, DELAY_S), overheads=FREE)
     seconds = sum(FREE.coefficients()[KEYS.index(key)] * count for key, count in counted.counted.items())
     assert seconds == pytest.approx(counted.step_s * counted.period, rel=1e-6)  # fits see what is left of the delays

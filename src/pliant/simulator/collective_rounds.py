@@ -148,8 +148,10 @@ def average(
     by_form = {
         "gather": [*gather, replace(last, after={"reduce_bytes": whole * (num_ranks - 1)})],
         "halves": [*_sum_in_rounds(part, num_ranks), *gather_in_rounds(part, num_ranks)],
-        "ring": [ring(whole, num_ranks)],
     }
+    stands = len(gather) == 0  # all at once
+    by_form = {form: [replace(each, stands=stands) for each in rounds] for form, rounds in by_form.items()}
+    by_form["ring"] = [ring(whole, num_ranks)]
     return [each for form, rounds in by_form.items() for each in of_buckets((forms == form) & (numel > 0), rounds)]
 
 

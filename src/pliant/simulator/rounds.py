@@ -121,6 +121,7 @@ def _in_pieces(
         after_pieces=pieces,
         after_share=1 / (num_ranks - 1),  # a piece is added up when the last peer's has come
         split=pieces,
+        stands=True,
     )
     down = Round(
         messages=DenseExchange(give=payload, take=everybody, rotated=True),
@@ -128,6 +129,7 @@ def _in_pieces(
         after=after,
         after_pieces=pieces,
         split=pieces,
+        stands=True,
     )
     return up, down
 
@@ -197,7 +199,8 @@ def gossip_rounds(node: _InGraph, batch: BucketBatch, num_ranks: int, turn: int)
         f"add {codec.name}": _elements_added(codec, batch),
         **passes(batch, most + 2),
     }
-    return [Round(messages=messages, before=before, after={f"add {codec.name}": most * _elements_added(codec, batch)})]
+    after = {f"add {codec.name}": most * _elements_added(codec, batch)}
+    return [Round(messages=messages, before=before, after=after, stands=True)]
 
 
 def _pair_rounds(node: _InGraph, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
