@@ -49,7 +49,7 @@ def solve_rounds(
 
     Args:
         schedule: A valid one, from which the solver starts.
-        collective: Its task: of few blocks, such as `group(collective, 2 * num_ranks)` gives.
+        collective: Its task: of few blocks, such as `merge_blocks(collective, 2 * num_ranks)` gives.
         topology: Network with the rates.
         overheads: Overheads beside them.
         limit_s: Of the solver.

@@ -85,13 +85,13 @@ class ScheduledComm(WrappedComm):
     def _kind_of(self, x: Tensor) -> SumKind:
         key = (x.numel(), x.dtype)
         if key not in self._kinds:
-            num_bytes = x.numel() * x.element_size()
+            num_bytes, device = x.numel() * x.element_size(), x.device  # x itself may go
             self._kinds[key] = SumKind(
                 name=f"{x.numel()} {x.dtype}",
                 task=dense_task(num_bytes, self.size),
-                device=x.device,
+                device=device,
                 without_s=partial(ring_s, num_bytes),
-                make=lambda schedule: self._carry_out(schedule, torch.empty(key[0], dtype=key[1], device=x.device)),
+                make=lambda schedule: self._carry_out(schedule, torch.empty(key[0], dtype=key[1], device=device)),
             )
         return self._kinds[key]
 
