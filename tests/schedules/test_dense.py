@@ -11,6 +11,7 @@ from pliant.netmodel import IDEAL, Links, overheads_of
 from pliant.schedules import Collective, candidates, lower_bound_s, predict_cost, verify
 from pliant.schedules.dense import dense_candidates, dense_merged, fastest_schedule, ring_s
 from pliant.schedules.orders import host_orders, reordered
+from pliant.schedules.owned import fastest_owner_schedule
 from pliant.schedules.trees import _Prices, pack_trees
 from pliant.spec import Host, Link, Move, Schedule, Topology
 from pliant.spec.matrices import topology_of_matrices
@@ -93,16 +94,17 @@ def test_there_are_no_trees_without_shares(monkeypatch):
     assert pack_trees(mesh(3, 1)) is None
 
 
-def test_where_nothing_limits_there_are_no_trees_but_the_family():
+def test_trees_keep_to_links_without_a_limit_where_there_are_any():
+    """Their first program has nothing to divide, and no time to minimize."""
     free = Topology(hosts=tuple(Host(name=name) for name in "abc"))
-    assert pack_trees(free) is None
-    assert dense_candidates(NUM_BYTES, free)[0].cost.total_s > 0
-    only = replace(free, links=(Link(source="a", target="b", bytes_per_s=1e6, latency_s=0.0),))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = pack_trees(only)
-    verify(found, dense_merged(found, NUM_BYTES).collective)
-    assert not any((m.source, m.target) == (0, 1) for moves in found.rounds for m in moves)
+    one = replace(free, links=(Link(source="a", target="b", bytes_per_s=1e6, latency_s=0.0),))
+    for topology in (free, one):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = pack_trees(topology)
+        verify(found, dense_merged(found, NUM_BYTES).collective)
+        limited = {(0, 1)} if topology.links else set()
+        assert not limited & {(m.source, m.target) for moves in found.rounds for m in moves}
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -167,11 +169,14 @@ def test_equal_hosts_keep_torchs_ring_for_large_vectors_unless_something_is_fast
     assert fastest_schedule(1 << 20, hosts([1])) is None
 
 
-@pytest.mark.parametrize("num_bytes", [1 << 12, 1 << 16, 1 << 20, 1 << 26])
-def test_what_is_held_against_the_ring_has_the_same_overheads(num_bytes):
-    """Where hosts name a machine, its costs are those of the ring and of the schedule."""
-    topology = replace(mesh(4, 3), hosts=tuple(replace(host, machine="t4") for host in mesh(4, 3).hosts))
-    assert fastest_schedule(num_bytes, topology) == fastest_schedule(num_bytes, topology, overheads_of(topology))
+@pytest.mark.parametrize("num_bytes", [1 << 12, 1 << 16, 1 << 24])
+def test_what_is_held_against_the_plain_way_has_the_same_overheads(num_bytes):
+    """Where hosts name a machine, its costs are those of the ring, and of straight messages, and of the schedules."""
+    topology = hosts([2] * 4)
+    topology = replace(topology, hosts=tuple(replace(host, machine="t4") for host in topology.hosts))
+    known, parts = overheads_of(topology), (num_bytes // 8,) * 8
+    assert fastest_schedule(num_bytes, topology) == fastest_schedule(num_bytes, topology, known)
+    assert fastest_owner_schedule(parts, parts, topology) == fastest_owner_schedule(parts, parts, topology, known)
 
 
 def test_cuts_follow_the_shares_and_cover_the_vector():

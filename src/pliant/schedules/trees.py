@@ -56,14 +56,14 @@ def pack_trees(
         owned: Share of the vector whose sum each rank must have, 1 together; None where roots are free.
 
     Returns:
-        The schedule; None if ranks cannot reach each other over links with so little delay, if nothing limits a rate,
-        or if all shares are too small.
+        The schedule; None if ranks cannot reach each other over links with so little delay, or if all shares are too
+        small.
 
     """
     links = Links(topology, overheads if overheads is not None else Overheads())
     prices = _Prices(links, max_delay_s)
     master = _Master(prices, hops, None if owned is None else np.array(owned))
-    if not len(prices.table) or not master.begin():
+    if not master.begin():
         return None
     end_s = time.monotonic() + limit_s
     while master.improve() and time.monotonic() < end_s:
