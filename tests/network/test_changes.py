@@ -59,6 +59,8 @@ def test_a_host_changes_and_changes_add_up_in_the_order_of_their_times():
         ("at 60s: 0-1 fast", "'fast' is not a rate"),
         ("at 60s: 0-1 0mbit", "would cut a link off"),
         ("at 60s: 0-1 1mbit delay", "has '1mbit delay', which is not understood"),
+        ("at 60s: 0-1 delay", "has 'delay', which is not understood"),
+        ("at 60s: 0-1  ", "which is not understood"),
         ("at 60s: 0-1 1mbit speed 4", "has '1mbit speed 4', which is not understood"),
         ("at 60s: 0-1 loss 1% loss 2%", "which is not understood"),
         ("at 60s: 0-1 loss 100%", "loses 1 of its packets"),

@@ -6,12 +6,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import pliant
+from pliant.comm import duplicate
+from pliant.comm.striping import Striping
+from pliant.comm.wrapped import WrappedComm
 from pliant.netmodel.slow_start import halvings
 from pliant.network import connection_choice
 from pliant.network.connection_choice import choose_between_hosts, choose_connections, with_spare
 from pliant.network.probing import probe
+from pliant.network.streams import measure_throughput
 from pliant.spec import Topology, from_json, to_json
 
 
@@ -140,6 +145,31 @@ def test_the_rates_are_those_of_real_streams(monkeypatch):
     assert found[0] == found[1]
     assert found[0].connections in (1, 4)
     assert "connections 1: " in found[0].why
+
+
+def test_streams_go_over_all_connections():
+    """As large messages of a training do; a chunk of a stream by itself is cut into few slices."""
+
+    class Noted(WrappedComm):
+        def __init__(self, comm):
+            super().__init__(comm)
+            self.sent = []
+
+        def exchange(self, sends, receives, *, turn=0, tag=0, patience_s=None):
+            self.sent += [(turn, x.nbytes) for _, x in sends]
+            return super().exchange(sends, receives, turn=turn, tag=tag, patience_s=patience_s)
+
+    def body(place):
+        answers = Noted(duplicate(place.comm))
+        measure_throughput(place.comm, answers, [1 - place.rank], [1 - place.rank], 0.2)
+        answers.close()
+        return answers.sent
+
+    striping = Striping(2, 16)
+    for sent in pliant.run_world(2, body):
+        last = [torch.empty(num_bytes, dtype=torch.uint8) for _, num_bytes in sent[-32:]]
+        placed = [striping.placed(x, turn) for (turn, _), x in zip(sent[-32:], last, strict=True)]
+        assert {connection for parts in placed for connection, _ in parts} == set(range(16))
 
 
 def test_the_probe_writes_the_number_into_the_topology(monkeypatch):

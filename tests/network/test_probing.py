@@ -164,6 +164,14 @@ def test_a_rank_alone_on_its_host_says_nothing_of_loopback():
     assert found[0].loopback_bytes_per_s == 0.0
 
 
+def test_ranks_alone_on_their_hosts_do_not_halve_the_loopback_of_others(monkeypatch):
+    measured = lambda comm, *_: 100.0 if comm.rank < 2 else 0.0  # noqa: E731
+    monkeypatch.setattr("pliant.network.machine.loopback_bytes_per_s", measured)
+    apart, codecs = [[0, 1], [2], [3]], [c.Sign()]
+    found = pliant.run_world(4, lambda p: measure_machine(p.comm, codecs=codecs, budget_s=0.05, hosts=apart))
+    assert found[0].loopback_bytes_per_s == 100.0
+
+
 def test_what_the_machine_can_do():
     codecs = [c.MinMax8(), c.TopK()]
     found = pliant.run_world(2, lambda place: measure_machine(place.comm, codecs=codecs, budget_s=0.2))

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from pliant.network import shaped_link
-from pliant.network.host_shape import HostShape, Incoming, Outgoing
+from pliant.network.host_shape import HostShape, Incoming, Outgoing, host_shapes
 from pliant.network.namespaces import CannotEmulateError
+from pliant.network.rack_switch import RackSwitch, shape_uplinks
 from pliant.network.shaped_link import ShapedLink
 from pliant.network.tcp_settings import TcpSettings
+from pliant.spec import Host, Rack, Topology
 
 PLAIN = HostShape(send_bytes_per_s=0.0, receive_bytes_per_s=0.0, delay_s=0.0, round_trip_s=0.0)
 LATE = replace(PLAIN, delay_s=0.01)
@@ -92,3 +94,45 @@ def test_from_any_shape_a_link_gets_to_any_other(monkeypatch, netem, first, then
         assert (link._relay is not None) == relayed
         if relayed:
             assert link._relay.told[-1] == (shape.delay_s, len(shape.incoming))
+
+
+def test_an_uplink_gets_other_rates_without_losing_what_waits():
+    """Its queues hold a round trip of its hosts, as those of hosts do; nothing is deleted but what has no rate left."""
+    told = []
+
+    class Bridge:
+        def run(self, *argv, text=""):
+            told.append(" ".join(argv))
+
+    def shaped(rate, delay_s):
+        told.clear()
+        hosts = tuple(Host(name=name, delay_s=delay_s) for name in "ab")
+        racks = tuple(Rack(name=name, hosts=(name,), send_bytes_per_s=rate, receive_bytes_per_s=1e7) for name in "ab")
+        topology = Topology(hosts=hosts, racks=racks)
+        shape_uplinks(uplinks, topology, host_shapes(topology))
+        return [line for line in told if "0 root" in line]
+
+    uplinks = [RackSwitch(Bridge(), k, 128_000) for k in range(2)]
+    up, down = shaped(1e7, 0.0)
+    assert up == "tc qdisc replace dev up0 root handle 2: tbf rate 80000000bit burst 128000b limit 500000b"
+    assert down == up.replace("up0", "down0")
+    assert shaped(2e7, 0.0)[0] == up.replace("80000000", "160000000").replace("500000", "1000000")
+    assert shaped(1e7, 0.1)[0] == up.replace("500000", "2000000")
+    assert shaped(0.0, 0.0) == ["tc qdisc del dev up0 root", down]
+    assert shaped(0.0, 0.0) == [down]
+
+
+@pytest.mark.parametrize(("buffer_bytes", "receive"), [(32_000_000, "4096 131072 64000000"), (1_000_000, "")])
+def test_who_receives_has_room_for_what_is_sent(buffer_bytes, receive):
+    """A receive buffer that is too small for the window of a send buffer would be the limit in its place."""
+    written = {}
+
+    class Netns:
+        def run(self, *argv, text=""):
+            if argv[0] == "tee":
+                written[argv[1].rpartition("/")[2]] = text
+            return "4096\t131072\t6291456\n"
+
+    TcpSettings(send_buffer_bytes=buffer_bytes).apply(Netns(), "10.77.0.1")
+    assert written["tcp_wmem"] == f"4096 16384 {buffer_bytes}"
+    assert written.get("tcp_rmem", "") == receive

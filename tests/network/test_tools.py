@@ -2,6 +2,7 @@
 
 import pytest
 
+from pliant.network import namespaces
 from pliant.network.namespaces import CannotEmulateError, require_tools
 
 
@@ -15,3 +16,9 @@ def test_a_program_that_is_missing_is_named_with_its_package(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda tool: None if tool == "tc" else tool)
     with pytest.raises(CannotEmulateError, match="need the programs tc; install the Debian packages iproute2"):
         require_tools()
+
+
+def test_a_program_that_does_not_end_is_named(monkeypatch):
+    monkeypatch.setattr(namespaces, "_TOOL_S", 0.05)
+    with pytest.raises(CannotEmulateError, match=r"`tail -f /dev/null` did not end within 0\.05 s; the machine may be"):
+        namespaces.run_tool(["tail", "-f", "/dev/null"])

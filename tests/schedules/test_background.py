@@ -103,6 +103,33 @@ def test_blocks_that_change_are_not_looked_at(monkeypatch):
     assert Found.made == 0
 
 
+def test_blocks_that_come_no_more_hold_up_no_other_search(monkeypatch):
+    """What was found for the first blocks is never tried; the next ones have a search of their own all the same."""
+    one, other = bitmap(2, 0.4, 1, 40), bitmap(2, 0.4, 2, 40)
+    calls(2, [one] * 6 + [other] * 30, (), monkeypatch)
+    assert Found.made == 2
+
+
+def test_a_search_that_fails_holds_up_nobody(monkeypatch):
+    class Failed(Found):
+        def result(self):
+            raise RuntimeError("it has no memory left")
+
+    monkeypatch.setattr(background, "SolverProcess", Failed)
+    held = bitmap(2, 0.4, 1, 40)
+
+    def body(place):
+        summed = SparseAllReduce(NUMELS, hosts([1, 1]), place.comm, like=torch.empty(200), solver=ASKED)
+        for _ in range(12):
+            x = inputs(place.rank, held, NUMELS, torch.float32, whole=True)
+            summed(x, held[place.rank])
+            assert torch.equal(x, true_sum(held, NUMELS, torch.float32))
+        summed.close()
+
+    with pytest.warns(UserWarning, match="sums go on as they are: it has no memory left"):
+        run_world(2, body)
+
+
 def test_a_real_process_finds_better_owners():
     num_ranks, generator = 4, torch.Generator().manual_seed(0)
     numels = [256] * 128

@@ -1,17 +1,19 @@
 """Schedules of dense sums: trees, orders of hosts, and what is chosen; by the verifier, an oracle and bounds."""
 
 import itertools
+import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from pliant.netmodel import IDEAL
-from pliant.schedules import candidates, lower_bound_s, predict_cost, verify
+from pliant.netmodel import IDEAL, Links, overheads_of
+from pliant.schedules import Collective, candidates, lower_bound_s, predict_cost, verify
 from pliant.schedules.dense import dense_candidates, dense_merged, fastest_schedule, ring_s
 from pliant.schedules.orders import host_orders, reordered
-from pliant.schedules.trees import pack_trees
-from pliant.spec import Move, Schedule, Topology
+from pliant.schedules.owned import fastest_owner_schedule
+from pliant.schedules.trees import _Prices, pack_trees
+from pliant.spec import Host, Link, Move, Schedule, Topology
 from pliant.spec.matrices import topology_of_matrices
 from schedules.cases import hosts
 
@@ -71,6 +73,38 @@ def test_trees_keep_to_links_with_little_delay():
     names = [host.name for host in topology.hosts]
     assert not late & {(names[m.source], names[m.target]) for moves in found.rounds for m in moves}
     assert pack_trees(topology, max_delay_s=delays_s[0] / 2) is None
+
+
+def test_prices_of_trees_are_what_messages_are_predicted_to_take():
+    """Over a link, two interfaces, and inside hosts of which one has a machine with a rate of its own."""
+    fast, slow = (Host(name=name, num_ranks=2, send_bytes_per_s=1e7, machine=m) for name, m in (("a", "t4"), ("b", "")))
+    topology = Topology(hosts=(fast, slow), links=(Link(source="a", target="b", bytes_per_s=1e6, latency_s=0.0),))
+    overheads, num_bytes = overheads_of(Topology(hosts=(slow,))), 10**9
+    prices = _Prices(Links(topology, overheads), np.inf)
+    for a, b in itertools.permutations(range(4), 2):
+        one = ((Move(source=a, target=b, block=0, kind="reduce"),),)
+        task = Collective(num_ranks=4, block_bytes=(num_bytes,), holders=((a,),), needers=((b,),))
+        schedule = Schedule(name="one", num_ranks=4, num_blocks=1, rounds=one)
+        (took,) = predict_cost(schedule, task, topology, overheads).rounds
+        assert num_bytes * prices.load([(a, b)]).max() == pytest.approx(max(took.wire_s, took.loopback_s))
+
+
+def test_there_are_no_trees_without_shares(monkeypatch):
+    monkeypatch.setattr("pliant.schedules.trees._LEAST_SHARE", 1.1)
+    assert pack_trees(mesh(3, 1)) is None
+
+
+def test_trees_keep_to_links_without_a_limit_where_there_are_any():
+    """Their first program has nothing to divide, and no time to minimize."""
+    free = Topology(hosts=tuple(Host(name=name) for name in "abc"))
+    one = replace(free, links=(Link(source="a", target="b", bytes_per_s=1e6, latency_s=0.0),))
+    for topology in (free, one):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = pack_trees(topology)
+        verify(found, dense_merged(found, NUM_BYTES).collective)
+        limited = {(0, 1)} if topology.links else set()
+        assert not limited & {(m.source, m.target) for moves in found.rounds for m in moves}
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -133,6 +167,16 @@ def test_equal_hosts_keep_torchs_ring_for_large_vectors_unless_something_is_fast
     found = fastest_schedule(1 << 26, topology)
     assert found is None or cost_of(found, topology, 1 << 26) < ring_s(1 << 26, topology)
     assert fastest_schedule(1 << 20, hosts([1])) is None
+
+
+@pytest.mark.parametrize("num_bytes", [1 << 12, 1 << 16, 1 << 24])
+def test_what_is_held_against_the_plain_way_has_the_same_overheads(num_bytes):
+    """Where hosts name a machine, its costs are those of the ring, and of straight messages, and of the schedules."""
+    topology = hosts([2] * 4)
+    topology = replace(topology, hosts=tuple(replace(host, machine="t4") for host in topology.hosts))
+    known, parts = overheads_of(topology), (num_bytes // 8,) * 8
+    assert fastest_schedule(num_bytes, topology) == fastest_schedule(num_bytes, topology, known)
+    assert fastest_owner_schedule(parts, parts, topology) == fastest_owner_schedule(parts, parts, topology, known)
 
 
 def test_cuts_follow_the_shares_and_cover_the_vector():

@@ -18,6 +18,7 @@ from pliant.schedules import (
     verify,
 )
 from pliant.schedules.program import _Program
+from pliant.spec import Host, Link, Topology
 from schedules.cases import hosts, problems, random_collective
 
 RACKS = hosts([2, 2], rate=3e6)
@@ -81,6 +82,26 @@ def test_a_bad_schedule_is_improved():
     assert len(found.schedule.rounds) <= 2
     assert 0 <= found.bound_s <= found.predicted_s * 1.001
     assert found.schedule.name == "program from direct"
+
+
+SLOW_LINKS = tuple(Link(source=a, target=b, bytes_per_s=1e6, latency_s=0.0) for a, b in (("h0", "h1"), ("h1", "h0")))
+
+
+@pytest.mark.parametrize(
+    ("topology", "block_bytes"),
+    [
+        (hosts([1, 1], links=SLOW_LINKS), 1_000_000),
+        (Topology(hosts=(Host(name="a", num_ranks=2, machine="t4"),)), 1 << 30),
+    ],
+    ids=["links", "inside"],
+)
+def test_the_bound_of_the_best_schedule_is_no_more_than_it_takes(topology, block_bytes):
+    """Links with rates of their own, and hosts whose machine is faster inside than a core's loopback."""
+    full = Collective.of([[True]] * 2, block_bytes)
+    best = build_schedule(full, [0], mixed_radix((2,)))
+    found = solve_rounds(best, full, topology, limit_s=10)
+    assert 0.9 * found.predicted_s < found.bound_s <= found.predicted_s * 1.001
+    assert found.predicted_s == found.before_s
 
 
 def test_programs_beside_the_family():

@@ -1,7 +1,9 @@
 """Sums by schedules inside comms and plans: exact, alike on all ranks, and back where they do not pay."""
 
+import gc
 import math
 import warnings
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,8 +20,9 @@ from pliant.schedules.dense import dense_candidates, dense_task, fastest_schedul
 from pliant.schedules.scheduled_comm import ScheduledComm, scheduled
 from pliant.simulator import simulate
 from pliant.spec import AllReduce, Rule, Schedule, SyncPlan, TensorSpec, Workload, from_json, save, to_json
-from schedules.cases import hosts, trained
+from schedules.cases import SolvedAtOnce, hosts, trained
 from schedules.test_dense import mesh
+from waiting import until
 
 SOON = SolverOptions(after=5, limit_s=5.0, trials=5)
 
@@ -181,6 +184,64 @@ def test_a_search_counts_the_pause_before_the_sums(pause_s, monkeypatch):
     assert task.overheads.pause_s == overheads.pause_s == pause_s
     assert task.topology == network == topology
     assert task.collective.block_bytes == (1 << 20,)
+
+
+def test_kinds_that_come_no_more_keep_nothing_open(monkeypatch):
+    """A model's first buckets come once; those that come again, however late, are searched for after all."""
+    monkeypatch.setattr(background_module, "SolverProcess", SolvedAtOnce)
+
+    def train(context):
+        comm = ScheduledComm(context.comm, mesh(2, 1), solver=SOON)
+
+        def add_up(numel):
+            x = whole_numbers(context.rank, numel)
+            comm.all_reduce(x).wait()
+            assert torch.equal(x, total(2, numel))
+
+        def settle(numel):
+            for call in range(500):
+                if not comm.is_searching:
+                    return call
+                add_up(numel)
+            return -1
+
+        add_up(900)
+        first = settle(60)
+        for _ in range(SOON.after - 1):
+            add_up(900)
+            assert comm.is_searching
+            settle(60)
+        add_up(900)  # one call more, which starts a search
+        last = settle(900)
+        searched = [each.searched for each in comm.choice._solver._watched.values()] if comm.rank == 0 else []
+        comm.choice.close()
+        return first, last, searched
+
+    (first, last, searched), (*others, _) = run_world(2, train)
+    assert [first, last] == others
+    assert first > 0
+    assert last > 0
+    assert searched == [True, True]
+
+
+def test_kinds_of_sums_keep_no_vector_and_no_comm():
+    """Else each length would hold a vector, and a search would outlive its run until garbage is collected."""
+
+    def train(context):
+        gc.disable()
+        comm, x = ScheduledComm(context.comm, mesh(2, 1)), torch.ones(7)
+        comm.all_reduce(x).wait()
+        kept = weakref.ref(x), weakref.ref(comm)
+        del x
+        comm.choice.close()
+        del comm
+        until(lambda: kept[0]() is None)  # a thread of Gloo's may hold it for a moment
+        return kept[1]() is None
+
+    try:
+        assert run_world(2, train) == [True, True]
+    finally:
+        gc.enable()
 
 
 def test_one_comm_serves_all_who_ask_for_the_same():

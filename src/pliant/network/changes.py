@@ -84,14 +84,12 @@ def _figures(text: str, change: str) -> dict[str, float]:
     """Return what a change sets: rate, delay, jitter, loss."""
     readers = {"rate": _rate, "delay": parse_time, "jitter": parse_time, "loss": parse_share}
     words = text.split()
-    if words[0] not in readers:
+    if words and words[0] not in readers:
         words.insert(0, "rate")
-    found: dict[str, float] = {}
-    for noun, value in zip(words[::2], words[1::2], strict=False):
-        if noun not in readers or noun in found or len(words) % 2:
-            raise ValueError(f"the change {change!r} has {text!r}, which is not understood; write it as {_EXAMPLE}.")
-        found[noun] = readers[noun](value)
-    return found
+    nouns = words[::2]
+    if not words or len(words) % 2 or len(set(nouns)) < len(nouns) or set(nouns) - readers.keys():
+        raise ValueError(f"the change {change!r} has {text!r}, which is not understood; write it as {_EXAMPLE}.")
+    return {noun: readers[noun](value) for noun, value in zip(nouns, words[1::2], strict=True)}
 
 
 def _rate(text: str) -> float:

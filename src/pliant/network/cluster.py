@@ -16,7 +16,7 @@ from pliant.network.feasible import require_possible
 from pliant.network.host_shape import host_shapes
 from pliant.network.link_check import LinkReport, link_faults, measure_links
 from pliant.network.namespaces import Namespace
-from pliant.network.rack_switch import RackSwitch
+from pliant.network.rack_switch import RackSwitch, shape_uplinks
 from pliant.network.ranks import RankResult, Restart, run_ranks
 from pliant.network.shaped_link import ShapedLink
 from pliant.spec import Topology
@@ -162,10 +162,10 @@ class EmulatedCluster:
 
         """
         self._require_same_hosts(topology)
-        for link, shape in zip(self._links, host_shapes(topology), strict=True):
+        shapes = host_shapes(topology)
+        for link, shape in zip(self._links, shapes, strict=True):
             link.shape(shape)
-        for uplink, rack in zip(self._uplinks, topology.racks, strict=True):
-            uplink.shape(rack)
+        shape_uplinks(self._uplinks, topology, shapes)
         self.topology = topology
 
     def _require_same_hosts(self, topology: Topology) -> None:

@@ -36,8 +36,7 @@ def measure_by_connections(
 ) -> list[ConnectionRates]:
     """Measure pairs of hosts over one connection, then over several, which carry slices. Collective.
 
-    Pairs are disjoint in each round, and there are as many rounds as the budget has room for, from neighbours in the
-    list of hosts to those farther off. A stream takes 1 to 3 s.
+    Pairs are disjoint in each round, and there are as many rounds as the budget has room for. A stream takes 1 to 3 s.
 
     Args:
         comm: Ranks to measure; over Gloo. One rank of each host takes part.

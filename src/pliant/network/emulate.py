@@ -14,7 +14,7 @@ from pliant.network.feasible import require_possible, too_much
 from pliant.network.host_shape import host_shapes
 from pliant.network.link_check import require_links
 from pliant.network.namespaces import Namespace, require_tools
-from pliant.network.rack_switch import CORE, RackSwitch
+from pliant.network.rack_switch import CORE, RackSwitch, shape_uplinks
 from pliant.network.ranks import RankResult, run_ranks
 from pliant.network.shaped_link import ShapedLink, require_congestion
 from pliant.network.shaping import LEAST_BURST
@@ -85,10 +85,9 @@ def _bring_up(
     made = Parts(secret_file=_new_secret(folder / "secret") if elastic else None)
     names = folder / "hosts"
     names.write_text(hosts_file(topology), encoding="utf-8")
-    for k, rack in enumerate(topology.racks):
-        made.uplinks.append(RackSwitch(bridge, k, burst))
-        made.uplinks[k].shape(rack)
     shapes = host_shapes(topology)
+    made.uplinks.extend(RackSwitch(bridge, k, burst) for k in range(len(topology.racks)))
+    shape_uplinks(made.uplinks, topology, shapes)
     for k, (host, rack) in enumerate(zip(topology.hosts, topology.rack_of(), strict=True)):
         if host.cpu_share:
             made.limits[k] = CpuLimit(host.cpu_share)

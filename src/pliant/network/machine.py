@@ -86,7 +86,8 @@ def measure_machine(
     ]
     table = torch.empty(comm.size * len(mine), dtype=torch.float64)
     comm.all_gather(table, torch.tensor(mine, dtype=torch.float64)).wait()
-    typical: list[float] = [statistics.median(column) for column in table.view(comm.size, -1).t().tolist()]
+    columns: list[list[float]] = table.view(comm.size, -1).t().tolist()
+    typical = [statistics.median(column) for column in columns]
     coding_s = [x / numel for x in typical[2:-4]]
     travelling = [_sent_share(codec) for codec in chosen]
     found = Machine(
@@ -95,7 +96,7 @@ def measure_machine(
         memory_bytes_per_s=8 * numel / typical[1],
         encode_s_per_element=dict(zip(names, coding_s[::2], strict=True)),
         decode_s_per_element={n: s / part for n, s, part in zip(names, coding_s[1::2], travelling, strict=True)},
-        loopback_bytes_per_s=typical[-4],
+        loopback_bytes_per_s=statistics.median([rate for rate in columns[-4] if rate] or [0.0]),  # some may be alone
         message_s=typical[-3],
         message_cpu_s=typical[-2],
         byte_cpu_s=typical[-1],

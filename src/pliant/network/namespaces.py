@@ -13,6 +13,7 @@ from pathlib import Path
 __all__ = ["CannotEmulateError", "Namespace", "die_with_parent", "require_tools", "run_tool"]
 
 _PR_SET_PDEATHSIG = 1
+_TOOL_S = 30.0
 
 
 class CannotEmulateError(RuntimeError):
@@ -58,7 +59,12 @@ def die_with_parent(parent: int) -> Callable[[], None]:
 
 def run_tool(argv: Sequence[str], *, text: str = "") -> str:
     """Run a short command and return its output; a failure becomes a sentence."""
-    done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=30, check=False)
+    try:
+        done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=_TOOL_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise CannotEmulateError(
+            f"`{' '.join(argv)}` did not end within {_TOOL_S:g} s; the machine may be busy: wait, and try again."
+        ) from error
     if done.returncode != 0:
         raise CannotEmulateError(f"`{' '.join(argv)}` failed: {done.stderr.strip() or done.returncode}.")
     return done.stdout

@@ -222,7 +222,8 @@ def _serve(asks: Comm, answers: Comm, peer: int) -> None:
         if not int(question):
             return
         chunk = torch.zeros(int(question), dtype=torch.uint8)
-        answers.exchange([(peer, chunk)] * _CHUNKS, []).wait()
+        for sent in [answers.exchange([(peer, chunk)], [], turn=k) for k in range(_CHUNKS)]:  # over all connections
+            sent.wait()
 
 
 def _fetch(asks: Comm, answers: Comm, peer: int, duration_s: float) -> float:
@@ -245,7 +246,7 @@ def _fetch(asks: Comm, answers: Comm, peer: int, duration_s: float) -> float:
 def _answer(asks: Comm, answers: Comm, peer: int, size: int) -> list[tuple[float, int]]:
     """Ask for chunks of this size; return when each was complete, and the bytes by then."""
     buffer = torch.empty(size, dtype=torch.uint8)  # one for all: nobody looks at what has come
-    posted = [answers.exchange([], [(peer, buffer)]) for _ in range(_CHUNKS)]
+    posted = [answers.exchange([], [(peer, buffer)], turn=k) for k in range(_CHUNKS)]
     asks.exchange([(peer, torch.tensor([size]))], []).wait()
     arrivals: list[tuple[float, int]] = []
     for work in posted:

@@ -15,6 +15,8 @@ IN_FLIGHT = 0.65
 _SETTINGS = "/proc/sys/net/ipv4/"
 _LEAST_BYTES, _FIRST_BYTES = 4096, 16384
 """First two numbers of tcp_wmem, which are the kernel's."""
+_RECEIVED = 2
+"""Receive buffer for each byte of a send buffer, at least: of it half or more is the window that Linux announces."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,9 @@ class TcpSettings:
         if self.send_buffer_bytes:
             three = f"{_LEAST_BYTES} {_FIRST_BYTES} {self.send_buffer_bytes}"
             host.run("tee", f"{_SETTINGS}tcp_wmem", text=three)
+            least, first, most = host.run("cat", f"{_SETTINGS}tcp_rmem").split()
+            if (wanted := _RECEIVED * self.send_buffer_bytes) > int(most):  # else the receiver would hold senders up
+                host.run("tee", f"{_SETTINGS}tcp_rmem", text=f"{least} {first} {wanted}")
         if self.congestion != CONGESTION:
             # By the route, since inside a namespace a kernel may allow less for the setting above (not cubic).
             where = (PREFIX, "dev", "eth0", "proto", "kernel", "scope", "link", "src", address)

@@ -6,8 +6,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -107,7 +108,7 @@ class SolverProcess:
         if code != 0:
             raise RuntimeError(
                 f"the search for a better schedule ended with {code}: {words[-1] if words else 'it said nothing'}; "
-                "mend what it says, or leave out `improving`."
+                "mend what it says, or let nobody search."
             )
         return from_json(Candidate, said)
 
@@ -149,21 +150,34 @@ class BackgroundSolver:
         self._found: Candidate | None = None
         """On trial."""
         self._trial_s: list[float] = []
+        self._missed = 0
+        """Calls with blocks that wait for a search since the last one on trial."""
 
     def decide(self) -> Literal["stay", "change", "back"]:
-        """Return what all are to do before the next sum, with the schedule that `found` returns."""
+        """Return what all are to do before the next sum, with the schedule that `found` returns.
+
+        A search that fails is warned of, and changes nothing: others wait for this rank's word.
+        """
         if self._search is not None and self._search.has_ended():
             search, self._search = self._search, None
-            found = search.result()
+            try:
+                found = search.result()
+            except RuntimeError as error:  # no reason to end a training that goes on without
+                warnings.warn(f"no schedule was found, and sums go on as they are: {error}", stacklevel=2)
+                return "stay"
             if found.cost.total_s < self._predicted_s:
                 self._found = found
                 return "change"
         elif len(self._trial_s) >= self._options.trials:
-            slower = statistics.median(self._trial_s) > self._before_s
-            self._found = None
-            self._trial_s.clear()
-            return "back" if slower else "stay"
+            return self._end_trial("back" if statistics.median(self._trial_s) > self._before_s else "stay")
+        elif self._missed > self._options.after * len(self._watched):
+            return self._end_trial("back")  # blocks that come no more would hold up the search for others for ever
         return "stay"
+
+    def _end_trial(self, decision: Literal["stay", "back"]) -> Literal["stay", "back"]:
+        self._found, self._missed = None, 0
+        self._trial_s.clear()
+        return decision
 
     def found(self) -> tuple[bytes, Candidate]:
         """Return the blocks, and what they change to."""
@@ -171,10 +185,10 @@ class BackgroundSolver:
             raise RuntimeError("nothing was found, but it was asked for; ask only after `decide` has said 'change'.")
         return self._blocks, self._found
 
-    def has_settled(self, num_known: int) -> bool:
-        """Say whether so many sets of blocks have been searched for, and no result is on trial."""
-        idle, seen = self._search is None and self._found is None, len(self._watched)
-        return idle and seen >= min(num_known, _NUM_WATCHED) and all(each.searched for each in self._watched.values())
+    def has_settled(self, sets: Iterable[bytes]) -> bool:
+        """Say whether all these sets of blocks have been searched for, and no result is on trial."""
+        idle, watched = self._search is None and self._found is None, self._watched
+        return idle and all(blocks in watched and watched[blocks].searched for blocks in sets)
 
     def note_call(
         self,
@@ -199,6 +213,7 @@ class BackgroundSolver:
         """
         if self._found is not None and blocks == self._blocks:
             self._trial_s.append(seconds)
+            self._missed = 0
             return
         watched = self._watched.setdefault(blocks, _Watched())
         self._watched.move_to_end(blocks)
@@ -207,7 +222,11 @@ class BackgroundSolver:
         if len(watched.seconds) < self._options.after:
             watched.seconds.append(seconds)
             watched.pauses_s.append(pause_s)
-        elif not watched.searched and self._search is None and self._found is None:
+        elif watched.searched or self._search is not None:
+            return
+        elif self._found is not None:
+            self._missed += 1
+        else:
             watched.searched = True
             overheads = replace(self._overheads, pause_s=statistics.median(watched.pauses_s))
             self._blocks, self._predicted_s = blocks, predict(overheads)

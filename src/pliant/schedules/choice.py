@@ -2,7 +2,6 @@
 
 import json
 import time
-import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,12 +86,14 @@ class ScheduleChoice:
         self._overheads = overheads if overheads is not None else Overheads()
         self._ready: dict[str, Callable[..., None]] = {}
         self._known: dict[str, SumKind] = {}
-        """Kinds that were asked for, the same on all ranks."""
+        """Kinds that were asked for and still come, the same on all ranks."""
+        self._last: dict[str, int] = {}
+        """Number of the last sum of each of them."""
         self._ended_s = time.perf_counter()
         """When the last sum ended."""
         self._on_trial = ""
-        self._is_open, self._calls = False, 0
-        """Whether rank 0 has something to decide, and sums since it last began to."""
+        self._is_open, self._calls, self._after = False, 0, solver.after
+        """Whether rank 0 has something to decide; sums while it had; and sums of a kind before a search for it."""
         self._solver: BackgroundSolver | None = None
         if self._topology is not None and comm.rank == 0:
             self._solver = BackgroundSolver(solver, self._topology, self._overheads)
@@ -124,6 +125,7 @@ class ScheduleChoice:
                 self._known[kind.name] = kind
                 self._is_open = True
             if self._is_open:
+                self._last[kind.name] = self._calls
                 if self._calls % _EVERY == 0:
                     self._listen(kind.device)
                 self._calls += 1
@@ -142,28 +144,26 @@ class ScheduleChoice:
 
     def _listen(self, device: torch.device) -> None:
         """Do what rank 0 has decided."""
-        word = 0
+        word, coming = 0, self._coming()
         if self._solver is not None:
-            decided = self._decide(self._solver)
-            word = _WORDS.index(
-                "settled" if decided == "stay" and self._solver.has_settled(len(self._known)) else decided
-            )
+            decided = self._solver.decide()
+            settled = decided == "stay" and self._solver.has_settled(name.encode() for name in coming)
+            word = _WORDS.index("settled" if settled else decided)
         told = torch.tensor([word], dtype=torch.uint8, device=device)
         self.comm.broadcast(told, 0).wait()
         decision = _WORDS[int(told.item())]
         if decision == "settled":
-            self._is_open, self._calls = False, 0
+            self._is_open = False
+            self._known = {name: self._known[name] for name in coming}  # one that comes again is looked at again
         elif decision == "back":
             self._ready = {name: ready for name, ready in self._ready.items() if name != self._on_trial}
         elif decision == "change":
             self._change(device)
 
-    def _decide(self, solver: BackgroundSolver) -> str:
-        try:
-            return solver.decide()
-        except RuntimeError as error:  # no reason to end a training that goes on without
-            warnings.warn(f"no schedule was found, and sums go on as they are: {error}", stacklevel=2)
-            return "stay"
+    def _coming(self) -> list[str]:
+        """Return the kinds of the last sums. Nobody waits for others, such as those of a model's first buckets."""
+        recent = self._after * len(self._known)
+        return [name for name in self._known if self._calls - self._last[name] <= recent]
 
     def _change(self, device: torch.device) -> None:
         """Use the schedule that rank 0 has found for some kind of sums."""

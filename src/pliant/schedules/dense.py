@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from pliant.netmodel import DenseExchange, Links, Overheads, PointToPoint
+from pliant.netmodel import DenseExchange, Links, Overheads, PointToPoint, overheads_of
 from pliant.schedules.collective import Collective, MergedCollective
 from pliant.schedules.cost import predict_cost
 from pliant.schedules.orders import host_orders, reordered
@@ -76,6 +76,7 @@ def fastest_schedule(
     """
     if topology.num_ranks == 1:
         return None
+    overheads = overheads if overheads is not None else overheads_of(topology)  # alike for both
     best = dense_candidates(num_bytes, topology, overheads)[0]
     without_s = owners_s if is_coded else ring_s
     return best.schedule if best.cost.total_s < without_s(num_bytes, topology, overheads) else None

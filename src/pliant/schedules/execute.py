@@ -110,8 +110,8 @@ class ScheduledAllReduce:
     nothing else uses the comm meanwhile.
 
     Args:
-        schedule: Over the super-blocks of `grouped`.
-        merged: Blocks of each super-block, as `group(collective)` gives.
+        schedule: Over the super-blocks of `merged`.
+        merged: Blocks of each super-block, as `merge_blocks(collective)` gives.
         collective: Holders and needers of each block.
         numels: Elements of each block.
         comm: Ranks that take part; best one of its own, as `new_comm` makes.
@@ -268,4 +268,6 @@ def _require_members(merged: MergedCollective, collective: Collective) -> None:
                     f"block {b} in it by {collective.holders[b]} and {collective.needers[b]}."
                 )
     if sorted(b for blocks in merged.members for b in blocks) != moving:
-        raise ScheduleError("the super-blocks leave out a block that moves, or hold one twice; use group(collective).")
+        raise ScheduleError(
+            "the super-blocks leave out a block that moves, or hold one twice; use merge_blocks(collective)."
+        )

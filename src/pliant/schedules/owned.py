@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from pliant.netmodel import DenseExchange, Links, Overheads
+from pliant.netmodel import DenseExchange, Links, Overheads, overheads_of
 from pliant.schedules.collective import Collective
 from pliant.schedules.cost import Cost, predict_cost
 from pliant.schedules.dense import dense_merged, tree_schedules
@@ -84,6 +84,7 @@ def fastest_owner_schedule(
     """Return the schedule that is predicted to be the fastest of `owner_candidates`; None if the direct way is."""
     if topology.num_ranks == 1 or not any((*to_bytes, *from_bytes)):
         return None
+    overheads = overheads if overheads is not None else overheads_of(topology)  # alike for both
     best = owner_candidates(to_bytes, from_bytes, topology, overheads, num_sums=num_sums)[0]
     to_s = direct_s(to_bytes, "reduce", topology, overheads)
     straight_s = num_sums * to_s + direct_s(from_bytes, "copy", topology, overheads)

@@ -49,7 +49,7 @@ def solve_rounds(
 
     Args:
         schedule: A valid one, from which the solver starts.
-        collective: Its task: of few blocks, such as `group(collective, 2 * num_ranks)` gives.
+        collective: Its task: of few blocks, such as `merge_blocks(collective, 2 * num_ranks)` gives.
         topology: Network with the rates.
         overheads: Overheads beside them.
         limit_s: Of the solver.
@@ -174,7 +174,8 @@ class _Program:
         rates = (network.out_s, network.in_s, network.up_s, network.down_s)
         out_s, in_s, up_s, down_s = ((overheads.wire_factor * each).tolist() for each in rates)
         ends = zip(network.link_source, network.link_target, strict=True)
-        own = dict(zip(ends, (network.overheads.wire_factor * network.link_s).tolist(), strict=True))
+        own = dict(zip(ends, (overheads.wire_factor * network.link_s).tolist(), strict=True))
+        inside_s = (network.inside_factor / overheads.loopback_bytes_per_s).tolist()
 
         def units(seconds: float) -> int:
             return -int(-seconds // unit_s)
@@ -211,12 +212,8 @@ class _Program:
             wires = [
                 _weighted_sum(each, per_byte_s[k], units) for moved, per_byte_s in sides for k, each in moved.items()
             ]
-            wires += [
-                _weighted_sum(moved, overheads.wire_factor * own[pair], units)
-                for pair, moved in link.items()
-                if pair in own
-            ]
-            wires += [_weighted_sum(each, 1 / overheads.loopback_bytes_per_s, units) for each in inside.values()]
+            wires += [_weighted_sum(each, own[pair], units) for pair, each in link.items() if pair in own]
+            wires += [_weighted_sum(each, inside_s[host], units) for host, each in inside.items()]
             self._longest(wires)
             self._longest(latencies)
             self._longest(_weighted_sum(each, crowd * overheads.message_s, units) for each in handled.values())

@@ -91,19 +91,23 @@ class ScheduledComm(WrappedComm):
                 task=dense_task(num_bytes, self.size),
                 device=x.device,
                 without_s=partial(ring_s, num_bytes),
-                make=lambda schedule: self._carry_out(schedule, torch.empty(key[0], dtype=key[1], device=x.device)),
+                make=partial(_carry_out, self._comm, *key, x.device),
             )
         return self._kinds[key]
-
-    def _carry_out(self, schedule: Schedule, like: Tensor) -> ScheduledAllReduce:
-        merged = dense_merged(schedule, like.numel(), like.element_size())
-        cuts = schedule.cuts(like.numel())
-        numels = [end - first for first, end in itertools.pairwise(cuts)]
-        return ScheduledAllReduce(schedule, merged, merged.collective, numels, self._comm, like=like)
 
     def close(self) -> None:
         self.choice.close()
         super().close()
+
+
+def _carry_out(
+    comm: Comm, numel: int, dtype: torch.dtype, device: torch.device, schedule: Schedule
+) -> ScheduledAllReduce:
+    """Return what adds up such vectors by a schedule; not a method, so that neither a vector nor a comm is kept."""
+    like = torch.empty(numel, dtype=dtype, device=device)
+    merged = dense_merged(schedule, numel, like.element_size())
+    numels = [end - first for first, end in itertools.pairwise(schedule.cuts(numel))]
+    return ScheduledAllReduce(schedule, merged, merged.collective, numels, comm, like=like)
 
 
 def scheduled(comm: Comm, schedule: Scheduling) -> Comm:

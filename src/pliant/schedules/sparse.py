@@ -46,7 +46,7 @@ class SparseAllReduce:
     which, if it is new, is verified and compared, and carried out (`ScheduledAllReduce`). Bytes beside the schedule's:
     (size - 1) (blocks/8 + 8) in and out. When it is made, all ranks compare their arguments.
 
-    With `improving`, rank 0 runs a background solver where blocks stay the same. Its decision is sent with the bitmaps,
+    With `solver`, rank 0 runs a background solver where blocks stay the same. Its decision is sent with the bitmaps,
     in a byte more, so all change in the same call: to the schedule that it then broadcasts, which is verified and
     compared like any other; and back, if that is measured to be slower.
 
@@ -96,9 +96,6 @@ class SparseAllReduce:
         Args:
             x: Vector; its content in blocks that this rank does not hold is ignored, and 0 where no rank holds them.
             held: For each block, whether this rank holds it.
-
-        Raises:
-            RuntimeError: On rank 0, with `improving`: the solver's process has failed.
 
         """
         decision, blocks = self._exchange(np.asarray(held, dtype=bool))

@@ -56,7 +56,8 @@ def pack_trees(
         owned: Share of the vector whose sum each rank must have, 1 together; None where roots are free.
 
     Returns:
-        The schedule; None if ranks cannot reach each other over links with so little delay.
+        The schedule; None if ranks cannot reach each other over links with so little delay, or if all shares are too
+        small.
 
     """
     links = Links(topology, overheads if overheads is not None else Overheads())
@@ -68,6 +69,8 @@ def pack_trees(
     while master.improve() and time.monotonic() < end_s:
         pass
     blocks = list(master.blocks())
+    if not blocks:
+        return None
     shares = np.array([share for share, _, _ in blocks])
     rounds: list[list[Move]] = [[] for _ in range(sum(hops))]
     for block, (_, up, down) in enumerate(blocks):
@@ -93,11 +96,12 @@ class _Prices:
         source, target = (ends.ravel() for ends in np.indices((num, num)))
         give, take = host_of[source], host_of[target]
         outside, factor = give != take, links.overheads.wire_factor
+        inside_s = links.inside_factor / links.overheads.loopback_bytes_per_s
         rows: list[_Floats] = []
         for host in range(links.num_hosts):
             rows.append(factor * links.out_s[host] * (outside & (give == host)))
             rows.append(factor * links.in_s[host] * (outside & (take == host)))
-            rows.append((~outside & (give == host)) / links.overheads.loopback_bytes_per_s)
+            rows.append(inside_s[host] * (~outside & (give == host)))
         for rack in range(len(links.up_s)):
             gives, takes = links.rack_of[give] == rack, links.rack_of[take] == rack
             rows.append(factor * links.up_s[rack] * (gives & ~takes))
@@ -186,7 +190,7 @@ class _Master:
         loads = csr_matrix(np.array([*self._ups.values(), *self._downs.values()]).T)
         rows = np.arange(num_rounds * num_resources)
         times = coo_matrix((-np.ones(len(rows)), (rows, rows // num_resources)), (len(rows), num_rounds))
-        unit = 1 / loads.max()
+        unit = 1 / (float(loads.max()) or 1.0)  # 0 if all trees so far keep to links without a limit
         equal, given = self._shares_of_roots()
         solved = linprog(
             np.concatenate([np.ones(num_rounds), np.zeros(len(self._ups) + len(self._downs))]),
