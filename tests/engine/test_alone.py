@@ -51,15 +51,6 @@ def test_one_rank_takes_its_change_whole(averaging):
         assert torch.equal(found, exact)
 
 
-def test_one_rank_takes_changes_that_are_not_visible():
-    def body(place):
-        settings = {"outer_lr": 0.7, "outer_momentum": 0.9}
-        return [trained(place, make(1, **settings)) for make in (pliant.pulse_loco, pliant.diloco)]
-
-    for found, exact in pliant.run_world(1, body):
-        assert torch.equal(found, exact)
-
-
 @pytest.mark.parametrize("what", [pliant.delayed(), pliant.every(3, pliant.allreduce())], ids=["delayed", "every"])
 def test_a_gradient_of_one_rank_that_is_not_finite_is_refused_before_its_step_and_once(what):
     def body(place):

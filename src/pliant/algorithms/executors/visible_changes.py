@@ -37,9 +37,7 @@ class VisibleChangesExecutor:
         return MarkedAverage(bucket.numel, comm, bucket.flat.device)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
-        """Accumulate, compare with the weights, exchange, and keep the rest; alone, nothing has to be visible."""
-        if comm.size == 1:
-            return
+        """Accumulate, compare with the weights, exchange, and keep the rest."""
         s, e, theta = bucket.flat, state.flat["residual"], state.flat["anchor"]
         s.add_(e)
         visible = (theta - s).bfloat16() != theta.bfloat16()
