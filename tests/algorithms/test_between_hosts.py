@@ -11,6 +11,7 @@ from pliant.spec import AllReduce
     [
         (pliant.between_hosts(pliant.allreduce()), "inner has a BetweenHosts already, but hosts are one level"),
         (pliant.between_hosts(pliant.local_sgd(4)), "hosts are one level; above it are racks"),
+        (pliant.decoupled_diloco(quorum=2), "inner must have no quorum, got 2, for which each rank's period counts"),
         (pliant.bounded_staleness(), "the ranks of a host add up the gradients of one step, got ParameterServer"),
     ],
 )

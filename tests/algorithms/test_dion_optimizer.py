@@ -106,6 +106,16 @@ def test_matrices_without_a_gradient_stay_and_closures_are_called():
     assert not torch.equal(x, matrix())
 
 
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0), (1, 1)])
+@pytest.mark.parametrize("adjust", [None, "match_rms_adamw"])
+def test_matrices_of_no_element_or_one(shape, adjust):
+    w = torch.nn.Parameter(torch.zeros(shape))
+    optimizer = pliant.Dion([w], lr=1.0, weight_decay=0.0, adjust_lr_fn=adjust)
+    w.grad = torch.full(shape, 2.0)
+    optimizer.step()
+    torch.testing.assert_close(w.detach(), torch.full(shape, -1.0 if adjust is None else -0.2))
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [

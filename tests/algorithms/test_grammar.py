@@ -97,6 +97,11 @@ def test_every_bare_name_is_a_node_that_something_carries_out():
         ("__import__('os').system('true')", "is neither a number, a word nor name"),
         ("(lambda: 1)()", "is neither a number, a word nor name"),
         ("[x for x in (1,)]", "is neither a number, a word nor name"),
+        ("topk(-'a')", "\"-'a'\" is neither a number, a word nor name"),
+        ("Custom(name='x', settings={{}: 1})", "is neither a number, a word nor name"),
+        ("topk(ratio=0.1, ratio=0.5)", "has the setting ratio twice; leave one out"),
+        ("LocalSteps(period=2, averaging=3)", "LocalSteps does not take these settings"),
+        ("Every(inner=3, steps=2)", "Every does not take these settings"),
         ("3", "'3' is no algorithm"),
         ("Outer(lr=0.7)", "is no algorithm"),
         ("every(" * 9000 + ")" * 9000, "cannot be read as an algorithm"),
@@ -124,6 +129,13 @@ def test_texts_nested_in_each_other():
         node = parse(f"every({steps}, {inner})")
         assert isinstance(node, Every)
         assert node.inner == parse(inner)
+
+
+def test_a_text_longer_than_names_of_files_and_the_name_of_a_folder_are_algorithms(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("onebit").mkdir()
+    assert plan_of_text("onebit").rules[-1].exchange == pliant.onebit()
+    assert plan_of_text(f"topk(ratio={'0' * 300}.5)").rules[-1].exchange == pliant.topk(0.5)
 
 
 def test_a_registered_algorithm_is_part_of_the_grammar():

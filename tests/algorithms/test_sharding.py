@@ -77,6 +77,8 @@ def test_a_plain_algorithm_is_what_the_mesh_allows():
         (lambda: pliant.sharded(weights="differences(int4)", regather=True), "regather must be False with differences"),
         (lambda: pliant.sharded(gradients="onebit", residual="none"), "residual must be 'full' or 'int8'"),
         (lambda: pliant.sharded(replicas="owner"), "replicas must hold all of their shard alike"),
+        (lambda: resolved(pliant.gossip(free=True), has_replicas=True), "replicas must not meet in pairs"),
+        (lambda: pliant.sharded(replicas="halos"), "replicas must not meet in pairs at a free pace, got RegionServers"),
         (lambda: resolved(Sharded(replicas=pliant.int4()), has_replicas=False), "no two hold the same"),
         (lambda: resolved(pliant.diloco(), has_replicas=False), "travel in one codec, but LocalSteps"),
         (lambda: pliant.parse("differences(int4)"), "is no algorithm"),

@@ -57,7 +57,7 @@ def oracle(size, num_steps):
         yield taken.mean(0)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("signed", [True, False])
 def test_demo_equals_a_numpy_oracle(size, signed):
     algorithm = pliant.decoupled_momentum(ratio=KEPT / BLOCK, block=BLOCK, momentum=BETA, signed=signed)

@@ -203,6 +203,23 @@ def test_a_scale_that_the_run_could_not_see_change_is_refused(what):
     pliant.run_world(2, body, timeout_s=60)
 
 
+def test_a_compensation_is_that_of_gradients_without_a_scale():
+    def body(place):
+        what, found = pliant.delayed(compensation=0.5), []
+        for scaled in (False, True):
+            ddp = new_ddp(place)
+            optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+            scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=2, enabled=scaled)
+            with pliant.relax(ddp, optimizer, what, nonfinite="propagate", timeout_s=20):
+                for step in range(6):
+                    scaled_step(ddp, optimizer, scaler, place.rank, step)
+            found.append(weights(ddp))
+        return found
+
+    for plain, scaled in pliant.run_world(2, body, timeout_s=60):
+        torch.testing.assert_close(scaled, plain, rtol=0, atol=1e-5)
+
+
 def test_signs_under_a_scaler_are_refused():
     def body(place):
         ddp = new_ddp(place)

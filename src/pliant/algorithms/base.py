@@ -110,6 +110,8 @@ class StepContext:
     """Exchanges of the same weights before this one."""
     lr: float = 0.0
     """Largest learning rate of the optimizer's groups, the same on all ranks; 0 where weights are exchanged."""
+    loss_scale: float = 1.0
+    """Factor of all gradients that a GradScaler gives; what has another unit than theirs must know it."""
     ratio_setting: RatioSetting | None = None
     """Ratio setting of the controller, if the node has a target."""
     share: float = 1.0

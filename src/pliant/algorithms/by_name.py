@@ -44,6 +44,13 @@ def plan_of_text(text: str) -> SyncPlan:
         ValueError: There is no such file or algorithm, or it does not take the settings.
 
     """
-    if text.endswith(".json") or Path(text).exists():
+    if text.endswith(".json") or _is_file(text):
         return load(SyncPlan, text)
     return plan_for_name(parse(text), text)
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except OSError:  # longer than names of files can be
+        return False

@@ -24,7 +24,9 @@ A = TypeVar("A", bound=Exchange)
 
 
 def every(period: int, algorithm: AlgorithmLike) -> Every:
-    """Exchange gradients in every `period`-th step; the steps between add theirs up and change no weight.
+    """Exchange gradients in every `period`-th step; those of the steps between are added to it.
+
+    In the steps between the optimizer gets zeros, so that its momentum, its variance and its weight decay go on.
 
     >>> from pliant import qsgd
     >>> str(every(4, qsgd()))

@@ -85,7 +85,7 @@ class Dion(OwnOptimizer):
 
     def _step_one(self, w: Tensor, group: dict[str, Any]) -> None:
         g = w.grad
-        if g is None:
+        if g is None or not w.numel():
             return
         if g.is_sparse:
             raise RuntimeError("Dion needs dense gradients, but got a sparse one; make the layer with sparse=False.")

@@ -2,7 +2,7 @@
 
 import ast
 from collections.abc import Callable
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, Never, cast, get_args, get_type_hints
 
 from pliant.algorithms.inputs import AlgorithmLike, as_codec_spec, node_of
 from pliant.algorithms.registry import algorithm_named, algorithm_names, row_of
@@ -89,19 +89,27 @@ def _value(tree: ast.expr, key: str) -> Any:
     if isinstance(tree, ast.Constant):
         return _word(tree.value, key) if isinstance(tree.value, str) and key in ("codec", "graph") else tree.value
     if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub) and isinstance(tree.operand, ast.Constant):
-        return -_value(tree.operand, key)
+        number = tree.operand.value
+        return -number if isinstance(number, int | float) else _refuse(tree)
     if isinstance(tree, ast.Tuple):
         return tuple(_value(each, "") for each in tree.elts)
-    if isinstance(tree, ast.Dict):
+    if isinstance(tree, ast.Dict) and all(isinstance(k, ast.Constant) for k in tree.keys):
         return {
-            _value(k, "") if k is not None else "": _value(v, "") for k, v in zip(tree.keys, tree.values, strict=True)
+            k.value: _value(v, "") for k, v in zip(tree.keys, tree.values, strict=True) if isinstance(k, ast.Constant)
         }
     if isinstance(tree, ast.Name):
         return _word(tree.id, key)
     if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
         args = [_value(each, "") for each in tree.args]
-        settings = {str(each.arg): _value(each.value, str(each.arg)) for each in tree.keywords}
+        names = [str(each.arg) for each in tree.keywords]
+        if twice := next((name for name in names if names.count(name) > 1), ""):
+            raise ValueError(f"{ast.unparse(tree)[:200]!r} has the setting {twice} twice; leave one out.")
+        settings = {name: _value(each.value, name) for name, each in zip(names, tree.keywords, strict=True)}
         return _build(tree.func.id, key, args, settings)
+    return _refuse(tree)
+
+
+def _refuse(tree: ast.expr) -> Never:
     raise ValueError(f"{ast.unparse(tree)[:200]!r} is neither a number, a word nor name(setting=value).")
 
 
@@ -137,6 +145,6 @@ def _build(name: str, key: str, args: list[Any], settings: dict[str, Any]) -> An
         )
     try:
         made = make(*args, **settings)
-    except TypeError as error:
+    except (TypeError, AttributeError) as error:  # a number where a node or a record belongs
         raise ValueError(f"{name} does not take these settings: {error}.") from None
     return made if name in _VALUES or name in _WORDS else node_of(cast(AlgorithmLike, made))

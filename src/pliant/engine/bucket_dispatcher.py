@@ -141,6 +141,7 @@ class BucketDispatcher:
             gradients = self._gradients
             self._comm_thread.submit(lambda: gradients.rescale(factor))
             self.source.rescale(factor)
+        self._gradients.loss_scale = self.scale.unit or 1.0
 
     def _submit(self, ready: ReadyBucket) -> None:
         with self._trial.catch_errors():

@@ -15,7 +15,7 @@ from pliant.comm.base import Comm
 from pliant.engine.algorithm_state import AlgorithmState
 from pliant.engine.comms import Comms
 from pliant.engine.undo import Undo
-from pliant.spec import Custom, Exchange, Timing
+from pliant.spec import Custom, DecoupledMomentum, Exchange, Timing
 
 __all__ = ["BucketLayout", "BucketPart", "split_bucket"]
 
@@ -49,7 +49,8 @@ class BucketPart:
     @cached_property
     def acts_alone(self) -> bool:
         """Whether the algorithm changes something even with a single rank."""
-        return self.node.kind != "gradients" or any(isinstance(node, Custom) for node in self.node.walk())
+        of_its_own = any(isinstance(node, Custom | DecoupledMomentum) for node in self.node.walk())
+        return self.node.kind != "gradients" or of_its_own
 
     def timing_at(self, step: int) -> Timing:
         """Return the cached timing in a step; nodes build it on every access."""

@@ -67,6 +67,8 @@ class GradientExchange:
         self._optimizer = optimizer
         self._device = next(iter(store.parameters.values())).device
         self._layouts: dict[int, BucketLayout] = {}
+        self.loss_scale = 1.0
+        """Scale of the gradients of this pass."""
         self.ratio_setting: RatioSetting | None = None
         """Ratio setting of the ratio controller, where a node has a target."""
         raises, device = nonfinite == "raise", self._device
@@ -138,7 +140,9 @@ class GradientExchange:
             return []
         self.findings.poison(buffer, bad)
         before = self._bad_before.pop(bucket.name, -1)
-        if any(part.timing_at(step).delay_steps for part in bucket.parts):
+        if self._comms.all.size == 1 and not any(part.acts_alone for part in bucket.parts):
+            pass  # nothing is late, and nothing waits
+        elif any(part.timing_at(step).delay_steps for part in bucket.parts):
             bad, self._bad_before[bucket.name] = before, bad
         elif any((step + 1) % part.timing_at(step).period for part in bucket.parts if not part.node.exchanges_weights):
             bad = self._bad_before[bucket.name] = self.findings.either(bad, before)  # for a later step to exchange
@@ -223,9 +227,8 @@ class GradientExchange:
         if self._comms.all.size > 1 or part.acts_alone:
             seed = num_backwards << 32 | zlib.crc32(part.bucket.spans[0].name.encode())
             lr = max(float(group.get("lr", 0.0)) for group in self._optimizer.param_groups)
-            context = StepContext(
-                step=step, seed=seed, lr=lr, ratio_setting=self.ratio_setting if part.node.ratio_target else None
-            )
+            ratio_setting = self.ratio_setting if part.node.ratio_target else None
+            context = StepContext(step=step, seed=seed, lr=lr, loss_scale=self.loss_scale, ratio_setting=ratio_setting)
             spans = part.bucket.spans
             with describe_failure(
                 f"exchanging {part.bucket.name} ({spans[0].name} .. {spans[-1].name}) in step {step}"

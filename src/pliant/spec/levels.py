@@ -33,6 +33,13 @@ class BetweenGroups(Combinator):
             f"{self.LEVEL} make the same steps; use pace='lockstep', or async_average, or leave {name} out.",
         )
 
+        require(
+            self.inner.timing.quorum is None,
+            name,
+            f"inner must have no quorum, got {self.inner.timing.quorum}, for which each rank's period counts, while "
+            f"one rank of a {self.LEVEL} exchanges the weights of all; use async_average, or leave {name} out.",
+        )
+
     @property
     def levels(self) -> tuple[Level, ...]:
         return (self.LEVEL, *self.inner.levels)

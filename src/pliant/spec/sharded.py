@@ -98,6 +98,12 @@ class Sharded(Exchange):
             "replicas must hold all of their shard alike, so that no node inside has owners or is Sharded (gradients "
             f"and weights divide the optimizer's state already), got {self.replicas}.",
         )
+        require(
+            self.replicas is None or not self.replicas.meets_in_pairs,
+            "Sharded",
+            f"replicas must not meet in pairs at a free pace, got {self.replicas}, since the ranks of a model make the "
+            "same steps; use pace='lockstep', or async_average.",
+        )
 
     @property
     def is_torchs(self) -> bool:

@@ -58,6 +58,8 @@ class AllGatherExecutor:
         self, bucket: Bucket, state: State, comm: Comm, context: StepContext, *, prescaled: bool = False
     ) -> Generator[None]:
         """Accumulate, choose and send; take what has come, and mask. On an accelerator all is one stage."""
+        if comm.size == 1 and not self.node.momentum:  # as of one host: nothing travels, so that nothing is left behind
+            return
         ratio, ratio_setting = context.ratio(self.ratio_at(context.step), self.node.ramp_steps), context.ratio_setting
         exchange = state.workspace.get(ratio)
         if exchange is None:

@@ -62,7 +62,9 @@ class AllReduceExecutor:
     def stages(
         self, bucket: Bucket, state: State, comm: Comm, context: StepContext, *, prescaled: bool = False
     ) -> Generator[None]:
-        """Start the sum; wait for it. In halves, add up and send the sums in between."""
+        """Start the sum; wait for it. In halves, add up and send the sums in between. Alone, a sum is what it is."""
+        if comm.size == 1:
+            return
         if not prescaled:
             bucket.flat.mul_(1 / comm.size)
         yield from state.workspace(bucket.flat)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from pliant.algorithms.base import Algorithm, Deferred, ExchangesWeights, State, StateSpec, StepContext, prefix_slots
@@ -40,7 +41,8 @@ class BetweenGroupsExecutor:
     (`ReduceToOwners`).
 
     Where weights are exchanged, gradients are averaged inside the host in every step, so that its ranks stay equal,
-    and the first of them exchanges the host's weights.
+    and the first of them exchanges the host's weights. Where ranks count by their work, a host counts by that of all
+    of its ranks.
     """
 
     node: BetweenGroups
@@ -102,10 +104,13 @@ class BetweenGroupsExecutor:
     def exchange_weights(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> Deferred | None:
         """Let leaders mix, and give the result to the host."""
         levels, rest = levels_of(comm), None
+        is_exchanged = context.step > self.node.timing.until_step  # before, a host's weights are equal
+        if is_exchanged and self.node.timing.weighted:
+            context = replace(context, share=_share_of_host(context.share, levels))
         if levels.leaders is not None:
             inner = cast(ExchangesWeights, self.inner)
             rest = inner.exchange_weights(bucket, self._state(state, levels), levels.leaders, context)
-        if context.step > self.node.timing.until_step:  # before, a host's weights are equal
+        if is_exchanged:
             cast(_Prepared, state.workspace).average.spread(bucket.flat)
         return rest
 
@@ -135,3 +140,10 @@ class BetweenGroupsExecutor:
             own.first_step = context.step
             for kept in state.flat.values():
                 own.average.bring_home(kept)
+
+
+def _share_of_host(share: float, levels: HierarchicalComm) -> float:
+    """Return a host's share of all work, times the number of hosts, given that of a rank, times theirs. Collective."""
+    total = torch.tensor([share], dtype=torch.float64)
+    levels.inner.all_reduce(total).wait()
+    return float(total) * levels.num_groups / levels.size

@@ -124,6 +124,8 @@ class BlockSparseExecutor:
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Accumulate, choose, exchange, mask. What a poisoned exchange has sent stays here."""
+        if comm.size == 1 and not self.node.momentum:  # as of one host: nothing travels
+            return
         g, work = bucket.flat, state.workspace
         ratio_state = RatioState.read(state.of["course"])
         ratio = context.ratio(

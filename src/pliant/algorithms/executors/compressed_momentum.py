@@ -1,6 +1,6 @@
 """Optimizer of 1-bit Adam and the exchange of its momentum."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,32 +66,53 @@ class OneBitAdam(OwnOptimizer):
             )
         if lr < 0 or eps < 0 or weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"lr {lr}, eps {eps}, weight_decay {weight_decay} must be >= 0, betas {betas} in [0, 1).")
-        self.warmup_steps = warmup_steps
+        self.warmup_steps, self._has_turned = warmup_steps, False
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-        if len({group["betas"][0] for group in self.param_groups}) > 1:
-            raise ValueError("the groups have different beta_1, but one momentum is exchanged; give all the same.")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, with settings of its own or the defaults.
+
+        Raises:
+            ValueError: Its beta_1 is not that of the other groups; nothing has changed.
+
+        """
+        super().add_param_group(param_group)
+        if len(found := {group["betas"][0] for group in self.param_groups}) > 1:
+            self.param_groups.pop()
+            raise ValueError(
+                f"the groups have different beta_1, {' and '.join(map(str, sorted(found)))}, but one momentum is "
+                "exchanged; give all the same."
+            )
 
     @property
     def algorithm(self) -> CompressedMomentum:
         """The exchange that belongs to this optimizer: what `relax(..., "onebit_adam")` uses."""
         return CompressedMomentum(beta=self.param_groups[0]["betas"][0], warmup_steps=self.warmup_steps)
 
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Take one step of all groups, in the stage of those that have made most: the exchange counts as they do."""
+        self._has_turned = any(state["step"] >= self.warmup_steps for state in self.state.values() if state)
+        return super().step(closure)
+
     def _step_group(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         for p in parameters:
             self._step_one(p, group)
 
     def _step_one(self, p: Tensor, group: dict[str, Any]) -> None:
+        if p.grad is None:
+            return
         beta1, beta2 = group["betas"]
         state: dict[str, Any] = self.state[p]
         if not state:
             state["step"] = torch.tensor(0.0)
             state["exp_avg"] = torch.zeros_like(p)
             state["exp_avg_sq"] = torch.zeros_like(p)
-        frozen = state["step"] >= self.warmup_steps
+        before, frozen = float(state["step"]), self._has_turned
+        if frozen and before < self.warmup_steps:  # without a gradient in some steps: what comes is a momentum even so
+            state["exp_avg_sq"].mul_((1 - beta2**self.warmup_steps) / (1 - beta2**before) if before else 1.0)
+            state["step"].fill_(self.warmup_steps)
         state["step"] += 1
         t = float(state["step"])
-        if p.grad is None:
-            return
         # Complex numbers count as pairs of real ones, as in torch's Adam.
         p, m, v, g = (as_real(x) for x in (p, state["exp_avg"], state["exp_avg_sq"], p.grad))
         if frozen:

@@ -108,7 +108,9 @@ class CodedGossipExecutor:
                 replica.copy_(bucket.flat)
 
     def exchange_weights(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> Deferred | None:
-        """Average once: by way of the own replica, or towards all."""
+        """Average once: by way of the own replica, or towards all. A rank alone, as of one host, has nobody to tell."""
+        if comm.size == 1:
+            return None
         x, coded, replicas = bucket.flat, state.workspace, _replicas(state)
         if self.node.gamma:
             coded.encode(x, replicas, context.seed)

@@ -50,8 +50,9 @@ class LowRankExecutor:
         return LowRankAverage(shapes, self.node.rank, carrier, bucket.flat.device, stays=self.node.momentum)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
-        """Exchange the factors of each matrix."""
-        state.workspace(bucket.flat, state.flat[self._kept], state.of.get("q", {}))
+        """Exchange the factors of each matrix; alone, those of a momentum only."""
+        if comm.size > 1 or self.node.momentum:
+            state.workspace(bucket.flat, state.flat[self._kept], state.of.get("q", {}))
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse a second momentum in the optimizer, and another rank than that of the momentum that comes."""

@@ -110,7 +110,7 @@ class DelayedExecutor:
         if self.node.lookahead:
             self._extrapolate(g, state.flat["before"], scratch)
         if self.node.compensation:
-            self._compensate(bucket, state.flat["taken at"], scratch)
+            self._compensate(bucket, state.flat["taken at"], scratch, context.loss_scale)
         own.flat = arrived
 
         def exchange() -> None:
@@ -128,12 +128,14 @@ class DelayedExecutor:
             before.copy_(g)
         g.add_(scratch, alpha=self.node.lookahead)
 
-    def _compensate(self, bucket: Bucket, taken_at: Tensor, scratch: Tensor) -> None:
+    def _compensate(self, bucket: Bucket, taken_at: Tensor, scratch: Tensor, loss_scale: float) -> None:
         g, now = bucket.flat, scratch
         for span, weight in zip(bucket.spans, bucket.weights, strict=True):
             now[span.offset : span.offset + span.numel].view(span.shape).copy_(as_real(weight.detach()))
         moved = torch.sub(now, taken_at, out=taken_at)
-        g.addcmul_(moved.mul_(g), g, value=self.node.compensation)
+        g.addcmul_(
+            moved.mul_(g), g, value=self.node.compensation / loss_scale
+        )  # g is in that scale, and once too often
         taken_at.copy_(now)
 
 
