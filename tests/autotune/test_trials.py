@@ -269,7 +269,7 @@ def test_an_error_of_the_callers_own_is_raised(monkeypatch):
         assert torch.allclose(before, after, atol=0.1)
 
 
-def test_a_run_that_closes_in_the_middle_of_a_trial_that_has_failed_undoes_it(monkeypatch):
+def test_a_run_that_closes_in_the_middle_of_a_trial_that_has_failed_undoes_it_and_says_so(monkeypatch, caplog):
     seen = {}
     trying(monkeypatch, plan_of(pliant.bytegrad()), in_one, seen)
 
@@ -279,10 +279,13 @@ def test_a_run_that_closes_in_the_middle_of_a_trial_that_has_failed_undoes_it(mo
         with pliant.relax(ddp, optimizer, pliant.Auto(watch=False), timeout_s=20) as run:
             train(ddp, optimizer, place.rank, range(6))
             assert run.trial.is_on
-        return weights(ddp)
+        return weights(ddp), run.tuner.explanation
 
-    first, second = pliant.run_world(2, body)
+    (first, text), (second, other) = pliant.run_world(2, body)
     assert torch.equal(first, second)
+    assert text == other
+    assert "rank 1: ArithmeticError: broken" in text
+    assert ["rank 1: ArithmeticError: broken" in r.message for r in caplog.records if r.name == "pliant"] == [True]
 
 
 def loss_of(kind, z, y):
