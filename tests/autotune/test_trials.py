@@ -340,11 +340,14 @@ def test_what_is_not_known_of_a_training_is_not_tried(monkeypatch, kind, optimiz
         ddp = new_ddp(place, model=ReturnsOdd if kind == "odd" else Returns)
         own = getattr(torch.optim, optimizer)(ddp.parameters(), lr=0.01)
         with pliant.relax(ddp, own, pliant.Auto(quality=1.1, watch=False, probe_s=0.1), timeout_s=20) as run:
+            switch, switched = run.switch, []
+            run.switch = lambda *given, **how: (switched.append(given), switch(*given, **how))
             for step in range(60):
                 x, y = batch(place.rank, step)
                 own.zero_grad()
                 loss_of(kind, ddp(x), y).backward()
                 own.step()
+            assert kind != "odd" or len(switched) == 1
             return run.tuner.explanation
 
     first, second = pliant.run_world(2, body)
