@@ -67,14 +67,14 @@ CELLS = [
 ]
 
 
-def _training(**arms):
+def _training(capped=(), **arms):
     """Of arm -> (first accuracy, last accuracy) after 50 and 100 steps."""
     records = [
         {
             "kind": "train",
             "arm": name.replace("_bf16", "-bf16"),
             "seed": 0,
-            "capped": False,
+            "capped": name in capped,
             "curve": [{"step": 50, "accuracy": first}, {"step": 100, "accuracy": last}],
             "final_accuracy": last,
         }
@@ -100,6 +100,20 @@ def test_steps_to_a_target_lie_between_two_evaluations(trained):
     assert lm.step_to(5.0, [{"step": 10, "perplexity": 6.0}, {"step": 20, "perplexity": 4.0}]) == 15.0
     assert lm.step_to(3.0, [{"step": 10, "perplexity": 6.0}]) is None
     assert lm.gap(5.05, 5.0) == pytest.approx(-1.0)
+
+
+def test_a_seed_that_was_ended_early_did_not_get_there(tmp_path):
+    result = _training(ddp_bf16=(0.8, 0.9), onebit=(0.86, 0.9), topk=(0.8, 0.9), capped=("topk",))
+    for name, capped, accuracy in (("onebit", True, 0.5), ("ddp-bf16", False, 0.9)):
+        curve = [{"step": 50, "accuracy": accuracy}]
+        more = {"arm": name, "seed": 1, "capped": capped, "curve": curve, "final_accuracy": accuracy}
+        result["records"].append({"kind": "train", **more})
+    (tmp_path / "a.json").write_text(json.dumps(result))
+    found = read_trained([tmp_path / "a.json"])
+    assert (found["onebit"].steps, found["onebit"].gap, found["onebit"].keeps) == (None, None, False)
+    assert found["topk"].steps == pytest.approx(75.0)
+    assert (found["topk"].gap, found["topk"].keeps) == (None, False)
+    assert (found["ddp-bf16"].gap, found["ddp-bf16"].keeps) == (0.0, True)
 
 
 def test_the_best_arm_keeps_the_accuracy_and_is_held_against_the_best_exact_peer(trained):

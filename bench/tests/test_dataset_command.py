@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,6 +63,12 @@ def test_a_family_that_is_off_to_one_side_is_not_simulated():
     )
     assert found.families == ["exact"]
     assert "| gossip | 9 | +11.0% | 12.0% | no |" in found.text()
+
+
+def test_cells_of_two_sizes_of_a_model_are_two_cells():
+    one = cell("vgg16", 1e7)
+    found = validate([one, replace(one, model_id="vgg16-1"), cell("bert", 1e8)])
+    assert set(found.cells) == {"vgg16 1e+07", "vgg16-1 1e+07-0", "bert 1e+08"}
 
 
 def test_a_cell_needs_another_that_shares_nothing_with_it():

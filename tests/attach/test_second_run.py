@@ -20,6 +20,7 @@ from pliant.attachment import choices
 from pliant.attachment.course import Course
 from pliant.attachment.verdict import RunOptions
 from pliant.autotune import plan_search, prospects, recall, searches, trials, tuner
+from pliant.autotune.summary import Choice
 from pliant.netmodel import PRESETS
 from pliant.planner import OWN_EXCHANGE
 from pliant.planner.experience import load_experience
@@ -37,6 +38,7 @@ class MadeUp:
     def __init__(self, monkeypatch):
         self.mine = threading.local()
         self.asked, self.observed, self.probes = [], 0, 0
+        self.kind, self.steps_before = torch.optim.SGD, 0
         self.slower = 1.0
         """Times that every plan takes on the network of the moment."""
         monkeypatch.setattr("pliant.comm.ballot.store_of", lambda _: self.store)  # threads have found each other
@@ -80,8 +82,10 @@ class MadeUp:
         """Train as a script does, until the verdict is there; return it, and the steps that this took."""
         self.mine.now_s, self.mine.run, self.mine.rank = 0.0, None, place.rank
         ddp = new_ddp(place)
-        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+        optimizer = self.kind(ddp.parameters(), lr=0.01)
         train(ddp, optimizer, place.rank, [0])
+        for state in optimizer.state.values():
+            state["step"] += self.steps_before
         course = Course([ddp], [optimizer], options, folder)
         steps = course.steps()
         next(steps)
@@ -154,6 +158,25 @@ def test_a_known_plan_that_takes_another_time_leads_to_plain_steps_and_a_probe(m
     assert ("all was measured anew" in verdict.explanation) != holds
     assert verdict.baseline_step_s == pytest.approx(PLAIN_S * (1 if holds else slower))
     assert run(made_up, tmp_path)[3][1:] == (0, 0)  # by now it is known
+
+
+def test_a_script_that_goes_on_from_a_checkpoint_has_as_long_to_choose_as_a_new_one(made_up, tmp_path):
+    made_up.kind, made_up.steps_before = torch.optim.Adam, 5000
+    verdict, _, _, (trials_made, observed, _) = run(made_up, tmp_path)
+    assert observed == 1
+    assert trials_made
+    assert verdict.plan is not None
+
+
+@pytest.mark.parametrize(("gain", "kept"), [(1.04, False), (1.06, True)])
+def test_a_plan_that_was_measured_to_be_hardly_faster_is_not_kept(gain, kept):
+    own = OWN_EXCHANGE[False].plan()
+    choice = object.__new__(choices.PlanChoice)
+    found = Choice(plan=own, steps_ratio=1.0, gains=(gain, gain), adopted=True, num_tried=3)
+    choice._tuner = SimpleNamespace(choice=found, prospects=None)
+    chosen = choice.chosen()
+    assert (chosen.plan is own) == kept
+    assert ("1.04 times as fast" in chosen.why) != kept
 
 
 def _of_more_ranks(found):

@@ -59,8 +59,8 @@ def test_an_experience_is_read_as_it_was_written_and_says_what_was_predicted_and
     assert "failed: NaN" in text
 
 
-def path_text(path):
-    save(experience(), path)
+def path_text(path, kept=KEPT):
+    save(experience(kept=kept), path)
     return path.read_text()
 
 
@@ -83,6 +83,14 @@ REFUSED = {
     "strange settings": (
         lambda path: path.write_text(path_text(path).replace('"bits": 16', '"bits": 15')),
         "settings that no search tries",
+    ),
+    "settings of no node": (
+        lambda path: path.write_text(path_text(path, BASELINES["bytegrad"]).replace('"bits": 8', '"bits": 3')),
+        "quantized has no node with the settings {'bits': 3}",
+    ),
+    "settings of another type": (
+        lambda path: path.write_text(path_text(path, BASELINES["topk"]).replace('"ratio": 0.01', '"ratio": "all"')),
+        "experience",
     ),
     "a folder": (lambda path: path.mkdir(), "directory"),
     "a trial without a time": (lambda path: path.write_text(with_times(path, [])), "no step time above 0"),

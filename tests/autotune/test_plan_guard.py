@@ -26,6 +26,7 @@ def adopting(monkeypatch, plan, genes=OWN_EXCHANGE[False]):
     def choose(self, workload, topology, landed):
         self._genes, self._is_exact = genes, True
         self._note_fallback(plan, self._guard.begin(plan))
+        self._advise(workload)
         return math.nan
         yield
 
@@ -122,6 +123,25 @@ def test_a_plan_that_fails_after_it_was_adopted_is_left_on_all_ranks(monkeypatch
     assert f"rank {int(case == 'one rank')}: " in text
     assert kind in text
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_advice_is_for_the_plan_that_has_taken_its_place(monkeypatch):
+    adopting(monkeypatch, plan_of(pliant.local_sgd(2)))
+
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+        with pliant.relax(ddp, optimizer, pliant.Auto(watch=False), timeout_s=20) as run:
+            train(ddp, optimizer, place.rank, range(FAILS_AT))
+            before = run.tuner.advice.lr_reason
+            in_weights(run)
+            train(ddp, optimizer, place.rank, range(FAILS_AT, STEPS))
+            assert run.plan.hash == BASE.hash
+            return before, run.tuner.advice.lr_reason
+
+    for before, after in pliant.run_world(2, body):
+        assert "each rank steps on its own" in before
+        assert "each rank steps on its own" not in after
 
 
 def test_what_came_before_is_kept_and_what_failed_is_as_if_it_had_not_been(monkeypatch):

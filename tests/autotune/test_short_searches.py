@@ -8,6 +8,7 @@ import pliant
 from autotune.made_up_runs import FAST, SLOW, Sky, clock, network, simulated
 from pliant.autotune import plan_search, prospects, searches, tuner
 from pliant.autotune.short_searches import ShortSearches
+from pliant.autotune.trials import TrialRunner
 from pliant.comm import run_world
 from pliant.planner import OWN_EXCHANGE
 from pliant.planner.experience import load_experience
@@ -106,6 +107,27 @@ def test_what_was_found_after_a_change_is_the_start_of_the_next_run_on_that_netw
 def test_who_wants_no_answer_to_a_change_gets_none(clock, noted):
     flown(clock, lambda step: FAST if step < 250 else SLOW, 500, watch=False)
     assert len(noted) == len(clock.probes) == 1
+
+
+@pytest.mark.parametrize("num_steps", [0, 4000])
+def test_a_first_search_has_room_for_all_its_turns(clock, monkeypatch, num_steps):
+    given, compare = [], TrialRunner.compare
+    monkeypatch.setattr(TrialRunner, "compare", lambda self, *asked: (given.append(asked), compare(self, *asked))[1])
+    flown(clock, lambda _: MIDDLE, 200, num_steps=num_steps, watch=False)
+    assert given
+    for plans, _, num_turns, _, most_turns in given:
+        assert plans
+        assert most_turns >= 2 * num_turns
+
+
+def test_limits_follow_the_steps_that_are_left(clock):
+    def body(place):
+        sky = Sky(clock, lambda _: SLOW)
+        sky.steps = 9000  # as an optimizer that goes on from a checkpoint counts
+        return sky.fly(pliant.Auto(num_steps=9020, watch=False, **AUTO), place.comm, 10)
+
+    for sky in run_world(2, body):
+        assert sky.tuner._searches.limits.max_seconds <= 0.1 * 20 * simulated(EXACT, SLOW)
 
 
 def fails(*_, **__):

@@ -269,7 +269,7 @@ def test_an_error_of_the_callers_own_is_raised(monkeypatch):
         assert torch.allclose(before, after, atol=0.1)
 
 
-def test_a_run_that_closes_in_the_middle_of_a_trial_that_has_failed_undoes_it(monkeypatch):
+def test_a_run_that_closes_in_the_middle_of_a_trial_that_has_failed_undoes_it_and_says_so(monkeypatch, caplog):
     seen = {}
     trying(monkeypatch, plan_of(pliant.bytegrad()), in_one, seen)
 
@@ -279,10 +279,13 @@ def test_a_run_that_closes_in_the_middle_of_a_trial_that_has_failed_undoes_it(mo
         with pliant.relax(ddp, optimizer, pliant.Auto(watch=False), timeout_s=20) as run:
             train(ddp, optimizer, place.rank, range(6))
             assert run.trial.is_on
-        return weights(ddp)
+        return weights(ddp), run.tuner.explanation
 
-    first, second = pliant.run_world(2, body)
+    (first, text), (second, other) = pliant.run_world(2, body)
     assert torch.equal(first, second)
+    assert text == other
+    assert "rank 1: ArithmeticError: broken" in text
+    assert ["rank 1: ArithmeticError: broken" in r.message for r in caplog.records if r.name == "pliant"] == [True]
 
 
 def loss_of(kind, z, y):
@@ -337,11 +340,14 @@ def test_what_is_not_known_of_a_training_is_not_tried(monkeypatch, kind, optimiz
         ddp = new_ddp(place, model=ReturnsOdd if kind == "odd" else Returns)
         own = getattr(torch.optim, optimizer)(ddp.parameters(), lr=0.01)
         with pliant.relax(ddp, own, pliant.Auto(quality=1.1, watch=False, probe_s=0.1), timeout_s=20) as run:
+            switch, switched = run.switch, []
+            run.switch = lambda *given, **how: (switched.append(given), switch(*given, **how))
             for step in range(60):
                 x, y = batch(place.rank, step)
                 own.zero_grad()
                 loss_of(kind, ddp(x), y).backward()
                 own.step()
+            assert kind != "odd" or len(switched) == 1
             return run.tuner.explanation
 
     first, second = pliant.run_world(2, body)

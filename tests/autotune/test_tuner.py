@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import pliant
+from engine.kinds import KINDS, loss_of
 from models import new_ddp, train, weights
 from pliant.autotune import monitor, searches, trials, tuner
 from pliant.network import rank_places
@@ -153,6 +154,26 @@ def test_nothing_is_tried_where_nothing_is_predicted_to_pay(monkeypatch):
     assert "none of the others is predicted to pay, so that none was tried" in text
     assert text.count("risk: ") >= 3  # the frontier, whatever the quality
     assert all(text == other for *_, other in others)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_is_chosen_for_parameters_of_every_kind(kind, monkeypatch):
+    monkeypatch.setattr(tuner, "_ENOUGH_S", 0.0)
+    auto = pliant.Auto(watch=False, experience=None, max_trials=1, max_seconds=5, probe_s=0.1)
+
+    def body(place):
+        ddp = new_ddp(place, model=KINDS[kind])
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        with pliant.relax(ddp, optimizer, auto, timeout_s=20) as run:
+            for step in range(300):
+                optimizer.zero_grad()
+                loss_of(ddp, place.rank, step).backward()
+                optimizer.step()
+                if run.tuner.choice is not None:
+                    break
+            return run.tuner.choice is not None, run.tuner.prospects is not None
+
+    assert pliant.run_world(2, body) == [(True, True), (True, False)]
 
 
 @pytest.mark.parametrize("equal_weights", [True, False])

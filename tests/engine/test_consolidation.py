@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pliant
+from pliant.algorithms.plans import plan_of
 from pliant.spec import Rule
 
 one_at_a_time = threading.Lock()
@@ -103,7 +104,7 @@ def test_an_error_in_the_block_gives_the_weights_back():
     assert pliant.run_world(2, rank) == [True, True]
 
 
-def go_on(tmp_path, what, again):
+def go_on(tmp_path, what, again, meanwhile=lambda run: None):
     """Train, save parts after 3 steps, train on; then load in a new run, as a framework does; return both ends."""
 
     def rank(context):
@@ -119,7 +120,9 @@ def go_on(tmp_path, what, again):
         with run:
             model.module.load_state_dict(shared[0])
             optimizer.load_state_dict(shared[1])
+            meanwhile(run)
             run.load_part(tmp_path)
+            assert [run.trial.guards, run.trial.is_on] == [False, False]
             train(model, optimizer, context.rank, range(3, 7))
             return same(wanted, state(model)), run.plan.name
 
@@ -151,6 +154,12 @@ def test_a_name_goes_on_from_the_parts_of_its_plan_around_rings(tmp_path):
 
 def test_auto_goes_on_with_the_plan_of_the_parts(tmp_path):
     assert go_on(tmp_path, "onebit", "auto") == [(True, "onebit")] * 2
+
+
+@pytest.mark.parametrize("begin", ["adopt", "put_on_trial"])
+def test_errors_are_raised_again_where_auto_has_come_to_another_plan_before_the_load(tmp_path, begin):
+    plan = plan_of(pliant.bytegrad())
+    assert go_on(tmp_path, "onebit", "auto", lambda run: getattr(run, begin)(plan)) == [(True, "onebit")] * 2
 
 
 def remove(tmp_path):

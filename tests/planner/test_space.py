@@ -306,6 +306,13 @@ def test_a_schedule_is_chosen_for_a_bucket(work, monkeypatch):
     assert asked == [1 << 20]
 
 
+def test_a_bucket_holds_whole_tensors(work, monkeypatch):
+    asked = []
+    monkeypatch.setattr(schedules, "fastest_schedule", lambda num_bytes, *_, **__: asked.append(num_bytes))
+    with_schedules(replace(plan_of(parse("allreduce(schedule=auto)")), bucket_bytes=1), work, FLAT)
+    assert asked == [max(tensor.numel * itemsize(tensor) for tensor in work.tensors)]
+
+
 @pytest.mark.parametrize("node", ["sharded_optimizer", "acco"])
 def test_ways_to_owners_and_back_are_chosen_for_their_bytes(node, work, monkeypatch):
     """Gradients and new weights travel in the model's type; where owners step beside, gradients in float32, as one."""

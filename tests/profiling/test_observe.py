@@ -1,6 +1,7 @@
 """What an observation says of known networks, and that the training does not notice."""
 
 import itertools
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from importlib import import_module
 
@@ -60,6 +61,57 @@ def test_micro_batches_before_the_last_are_computing_before_it(monkeypatch):
     found = seen.workload()
     assert found.forward_s == pytest.approx(2 * 0.04 + 0.12)
     assert found.backward_s == pytest.approx(0.12)
+
+
+def test_a_forward_pass_that_has_raised_is_no_part_of_a_step(monkeypatch):
+    clock = made_up_clock()
+    monkeypatch.setattr("pliant.engine.device_timer.time", clock)
+    model = Sleepy(clock)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with pliant.observe(model, optimizer, steps=2, warmup_steps=0, gradient_steps=0) as seen:
+        for _ in range(2):
+            with pytest.raises(RuntimeError):  # as where a batch is too large, and a smaller one follows
+                model(torch.randn(2, 5))
+            step(model, optimizer, torch.randn(2, 4))
+    assert seen.workload().forward_s == pytest.approx(0.04)
+
+
+@dataclass(slots=True)
+class Slotted:
+    """What a model returns, without a dictionary."""
+
+    logits: torch.Tensor
+    name: str = "logits"
+
+
+class ReturnsSlots(nn.Linear):
+    """Returns an object that has slots."""
+
+    def forward(self, x):
+        return Slotted(super().forward(x))
+
+
+def test_the_output_may_be_a_dataclass_with_slots():
+    model = ReturnsSlots(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with pliant.observe(model, optimizer, steps=1, warmup_steps=0, gradient_steps=0) as seen:
+        model(torch.randn(2, 4)).logits.sum().backward()
+        optimizer.step()
+    assert not seen.blind
+    assert seen.workload().numel == 20
+
+
+def test_rows_of_a_sparse_gradient_are_those_of_the_whole_step():
+    model = nn.Embedding(10, 2, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with pliant.observe(model, optimizer, steps=1, warmup_steps=0, gradient_steps=2) as seen:
+        for rows in ((0, 1, 2, 3), (0, 1, 2, 3), (4, 5, 6, 7, 8, 9)):
+            optimizer.zero_grad()
+            for micro_batch in (rows[:2], rows[2:]):
+                model(torch.tensor(micro_batch)).sum().backward()
+            optimizer.step()
+    (table,) = seen.workload().tensors
+    assert table.sparse_rows == (4 + 6) / 2
 
 
 def test_hooks_go():

@@ -74,7 +74,8 @@ def validate(cells: Sequence[MeasuredCell]) -> ValidationGate:
             continue
         predictor = Predictor(cell.physics, experience=TransferPrior.of(others))
         log_s = predictor.simulate([t.genes for t in cell.trials])
-        figures[cell.name] = judged(log_s, cell.trials)
+        name = cell.name if cell.name not in figures else f"{cell.model_id} {cell.topo_id}"  # of another size
+        figures[name] = judged(log_s, cell.trials)
         for trial, predicted in zip(cell.trials, log_s.tolist(), strict=True):
             for family in {gene.family for gene in trial.genes.genes}:
                 errors.setdefault(family, []).append(float(np.log(trial.step_s)) - predicted)

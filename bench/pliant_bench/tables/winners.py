@@ -32,7 +32,7 @@ class Trained:
     gap: float | None
     """Mean over seeds of how much better than 16-bit DDP it ended; None without that to compare with."""
     keeps: bool
-    """Whether it ended no worse than the tolerance allows."""
+    """Whether it ended no worse than the tolerance allows; False for one that was ended before its schedule was."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,20 +86,21 @@ def _of_file(result: Record) -> dict[str, Trained]:
     target, final = setup.get("target", setup.get("target_accuracy")), f"final_{metric.name}"
     by_arm: dict[str, list[Record]] = {}
     for r in result["records"]:
-        if r["kind"] == "train" and not r["capped"]:
+        if r["kind"] == "train":
             by_arm.setdefault(r["arm"], []).append(r)
-    base = {r["seed"]: r[final] for r in by_arm.get("ddp-bf16", [])}
+    base = {r["seed"]: r[final] for r in by_arm.get("ddp-bf16", []) if not r["capped"]}
     trained: dict[str, Trained] = {}
     for arm, runs in by_arm.items():
         steps = [metric.step_to(target, r["curve"]) for r in runs]
         reached = [step for step in steps if step is not None]
-        gaps = [metric.gap(r[final], base[r["seed"]]) for r in runs if r["seed"] in base]
+        capped = any(r["capped"] for r in runs)  # its end is not that of the others
+        gaps = [] if capped else [metric.gap(r[final], base[r["seed"]]) for r in runs if r["seed"] in base]
         gap = statistics.mean(gaps) if gaps else None
         trained[arm] = Trained(
             model=setup["models"][0],
             steps=statistics.mean(reached) if len(reached) == len(runs) else None,
             gap=gap,
-            keeps=gap is None or gap >= -metric.tolerance,
+            keeps=not capped and (gap is None or gap >= -metric.tolerance),
         )
     return trained
 

@@ -1,7 +1,7 @@
 """Choice of a plan for a script's model, by "auto"."""
 
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch.distributed import ProcessGroup
@@ -92,10 +92,12 @@ class PlanChoice:
 
     def __init__(self, held: RelaxedModel, auto: Auto, observation: Observation | None, recalled: Recalled) -> None:
         def attach(run: Run, comm: Comm) -> None:
+            # A script that goes on from a checkpoint has an optimizer that has counted steps before.
+            own = replace(auto, num_steps=run.steps + auto.num_steps)
             if observation is None:
-                self._tuner = run.tuner = resume_tuning(run, auto, comm, recalled)
+                self._tuner = run.tuner = resume_tuning(run, own, comm, recalled)
             else:
-                self._tuner = run.tuner = start_tuning(run, auto, comm, observation, recalled)
+                self._tuner = run.tuner = start_tuning(run, own, comm, observation, recalled)
 
         self.run = start_run(
             held,
@@ -126,16 +128,16 @@ class PlanChoice:
         choice, prospects = self._tuner.choice, self._tuner.prospects
         if choice is None:
             return None
-        why = ""
-        if not choice.adopted:
+        why, pays = "", choice.adopted and statistics.median(choice.gains) >= _LEAST_GAIN
+        if not pays:
             of = statistics.median(choice.gains) if choice.gains else prospects.gain if prospects is not None else 1.0
             how = "was" if choice.gains else "is predicted to be"
             why = f"the best other exchange {how} {of:.2f} times as fast to the same accuracy"
             if not choice.num_tried and of >= _LEAST_GAIN:
                 why += f", which saves less than its trials cost in the first {_FIRST_STEPS} steps"
         return Chosen(
-            plan=choice.plan if choice.adopted else None,
-            steps_ratio=choice.steps_ratio,
+            plan=choice.plan if pays else None,
+            steps_ratio=choice.steps_ratio if pays else 1.0,
             why=why,
             frontier=[] if prospects is None else [point.as_row() for point in prospects.points],
             frontier_text="" if prospects is None else prospects.text,

@@ -84,6 +84,7 @@ class PlanInForce(AttachedTuner):
             plan = self._run.plan
             self._guard.fall_back()
             self._note_fallback(plan, verdict.why)
+            self._advise(workload)
             return
         self._rejected.add(gene for gene in self._genes.genes if not gene.exact)
         why = (

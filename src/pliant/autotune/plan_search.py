@@ -10,7 +10,7 @@ from pliant.autotune.coordination import advance_search, share_finalists, share_
 from pliant.autotune.finalists import Finalist, PlanDecision, select_finalists
 from pliant.autotune.options import Auto
 from pliant.autotune.recall import Conditions, Recalled
-from pliant.autotune.rejected import RejectedPlans
+from pliant.autotune.rejected import UNDONE, RejectedPlans
 from pliant.autotune.searches import Searches
 from pliant.autotune.summary import explain
 from pliant.autotune.trials import Steps, TrialRunner
@@ -33,7 +33,6 @@ _HOPELESS = 1.5
 """Times of the best plan from which on exact training is not held against it."""
 _UNEQUAL = 2.0
 """Times that one plan may have changed more than another between trial and turns, on one network."""
-_UNDONE = "A plan failed in its trial, which was undone"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +83,7 @@ class PlanSearch:
             self.say(f"auto is still searching: trial {number} of at most {most} is under way.")
             blocks_s, why = yield from self.trials.time_plan(*wanted)
             if why:
-                self.rejected.note_failure(_UNDONE, why, wanted[0], {wanted[0].hash: asked[0]} if asked else {})
+                self.rejected.note_failure(UNDONE, why, wanted[0], {wanted[0].hash: asked[0]} if asked else {})
             if asked is not None:
                 status = "failed" if why else "aborted" if len(blocks_s) == 1 else "ok"
                 trial = Trial(genes=asked[0], steps_s=tuple(blocks_s), status=status, reason=why)
@@ -140,7 +139,7 @@ class PlanSearch:
             most_turns,
         )
         for k, why in compared.failed.items():
-            self.rejected.note_failure(_UNDONE, why, rivals[k].plan, known)
+            self.rejected.note_failure(UNDONE, why, rivals[k].plan, known)
         if not compared.gains:
             return PlanDecision(kept, self.exact)
         best, adopted = rivals[compared.best], compared.is_faster
@@ -215,7 +214,7 @@ class PlanSearch:
         num_steps = sum(self.trials.num_steps(plan) for plan, _ in timed)
         turn_s = sum(self.trials.num_steps(plan, step_s) * step_s for plan, step_s in timed)
         left_s = share_number(self.comm, self.most_s - self.searches.elapsed_s)
-        return max(int(self.anew), min(self.steps_left() // num_steps, left_s // turn_s))
+        return max(float(self.anew), min(self.steps_left() / num_steps, left_s / turn_s))  # `//` makes NaN of infinity
 
     def _exact_s(self, found: SearchResult | None) -> float:
         """Return the step time of torch's own exchange, seen or predicted, on the first rank; NaN if not known."""

@@ -7,9 +7,12 @@ from collections.abc import Iterable, Mapping
 from pliant.planner import FAMILIES, Gene, Genome
 from pliant.spec import SyncPlan
 
-__all__ = ["RejectedPlans", "at_least_as_lossy"]
+__all__ = ["UNDONE", "RejectedPlans", "at_least_as_lossy"]
 
 _log = logging.getLogger("pliant")
+
+UNDONE = "A plan failed in its trial, which was undone"
+"""Beginning of the sentence on a failed trial."""
 
 
 def at_least_as_lossy(gene: Gene) -> Iterable[Gene]:

@@ -11,6 +11,7 @@ from pliant.autotune.plan_in_force import PlanInForce
 from pliant.autotune.plan_search import PlanSearch
 from pliant.autotune.prospects import Prospects, look_ahead
 from pliant.autotune.recall import Conditions, Recalled
+from pliant.autotune.rejected import UNDONE
 from pliant.autotune.searches import Searches
 from pliant.autotune.short_searches import ShortSearches
 from pliant.autotune.summary import Choice
@@ -84,8 +85,10 @@ class AutoTuner(PlanInForce):
 
     def end_trial(self) -> None:
         """End the trial that is on, if one is: the run closes under the base plan. Collective."""
-        if self._run.trial.is_on:
-            self._trials.end()
+        plan = self._run.plan
+        if self._run.trial.is_on and (why := self._trials.end()):
+            text = self._rejected.note_failure(UNDONE, why, plan, {})
+            self.explanation = f"{self.explanation}\n{text}"
 
     def close(self) -> None:
         """Stop, whatever it was about to do."""
@@ -135,7 +138,7 @@ class AutoTuner(PlanInForce):
             self.watched = yield from resume_steps(run, known, comm)
         if not self.watched.finds_loss:
             self._rejected.add(all_of("tasc"))  # whose curvature nobody could feel
-        self._auto = self._auto.limited(self.watched.step_s)
+        self._auto = self._auto.limited(self.watched.step_s, run.steps)
 
     def _measure_links(self, result: MonitorResult | None) -> Topology:
         """Return hosts and links: by the watched steps' own messages where they suffice, or by a probe."""
@@ -241,7 +244,7 @@ class AutoTuner(PlanInForce):
             quality=self._auto.quality_with(kind, scale, self._rejected.genes),
             anew=anew,
             steps_left=lambda: math.inf if anew else self._short.steps_left - (self._run.steps - began),
-            most_s=math.inf if result is not None else self._auto.search_s(in_force.step_s, 0),
+            most_s=math.inf if result is not None else self._auto.search_s(in_force.step_s, began),
             is_known=is_known,
             say=self._say,
         )

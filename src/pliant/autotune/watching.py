@@ -76,9 +76,10 @@ def watch_first_steps(
             break
         first = run.stats() if first is None else first
     finds_loss = _finds_loss(run, outputs, comm)
-    while not holds_on_all(comm, not observation.blind):
+    if not holds_on_all(comm, not observation.blind):
         keep_exact()
-        yield
+        while True:
+            yield
     workload = observation.workload(comm=comm)
     last = run.stats()
     sent_bytes, busy_s, messages = (

@@ -65,6 +65,7 @@ class SavesParts(SavesState, SwitchesPlans):
         if not isinstance(self.tuner, KeepsPlan):
             self.tuner.close()
             self.tuner = KeepsPlan()
+            self.trial.end()  # nobody asks any more whether its plan has failed
             self.switch(content.plan)
         self.load_state_dict(content.state, scaler=scaler)
         if content.on_trial:

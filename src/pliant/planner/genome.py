@@ -119,7 +119,12 @@ def is_exact(node: Exchange) -> bool:
 
 @cache
 def _node_of(gene: Gene) -> Exchange:
-    return FAMILIES[gene.family](gene.settings)
+    try:
+        return FAMILIES[gene.family](gene.settings)
+    except (KeyError, TypeError, OverflowError) as error:  # of what a damaged file says
+        raise ValueError(
+            f"{gene.family} has no node with the settings {dict(gene.settings)}; give settings that the search tries."
+        ) from error
 
 
 @cache

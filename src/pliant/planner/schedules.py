@@ -78,8 +78,9 @@ def _bucket_of(node: Exchange, plan: SyncPlan, workload: Workload) -> _Bucket:
     if node.exchanges_weights:
         return _Bucket(min(math.ceil(workload.numel / node.timing.fragments), WEIGHT_BUCKET_NUMEL), 4.0)
     value_bytes = _model_bytes(workload) / max(1, workload.numel)
-    numel = min(workload.numel, round((plan.bucket_bytes or BUCKET_BYTES) / (value_bytes or 4.0)))
-    return _Bucket(numel, 4.0 if node.works_in_float32 else value_bytes)
+    full = round((plan.bucket_bytes or BUCKET_BYTES) / (value_bytes or 4.0))
+    largest = max((tensor.numel for tensor in workload.tensors if not tensor.sparse_rows), default=0)  # none is cut
+    return _Bucket(min(workload.numel, max(full, largest)), 4.0 if node.works_in_float32 else value_bytes)
 
 
 def _model_bytes(workload: Workload) -> int:

@@ -82,6 +82,7 @@ class GradientStatistics:
 
     def end_step(self) -> None:
         """Count what was taken."""
+        self._row_counts.end_step()
         rows = torch.zeros(len(self._names), 1 + len(self._codecs) + len(self._ranks), dtype=torch.float64)
         for name, row in self._step.items():
             rows[self._names.index(name)] = row

@@ -180,8 +180,8 @@ class Observation:
         tensors = [
             TensorSpec(
                 name=n,
-                shape=tuple(self._parameters[n].shape),
-                dtype=str(self._parameters[n].dtype).removeprefix("torch."),
+                shape=tuple(as_real(self._parameters[n]).shape),
+                dtype=str(as_real(self._parameters[n]).dtype).removeprefix("torch."),
                 layer=layers[n],
                 ready_s=at_s,
                 gradient_share=seen.shares.get(n, 0.0),

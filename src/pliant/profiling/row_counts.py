@@ -15,15 +15,21 @@ class SparseRowCounts:
 
     def __init__(self) -> None:
         self._counts: dict[str, list[int]] = {}
+        self._step: dict[str, tuple[Tensor, int]] = {}
         self._last: dict[str, tuple[Tensor, int]] = {}
         """Name -> rows of the last step's gradient, and rows of the table."""
 
     def take(self, name: str, gradient: Tensor) -> None:
-        """Count one parameter's gradient, if it is sparse."""
+        """Look at a parameter's gradient, if it is sparse; a later one of a step takes the place of an earlier one."""
         if gradient.is_sparse:
-            rows = gradient.detach().coalesce().indices()[0].unique().cpu()
+            self._step[name] = gradient.detach().coalesce().indices()[0].unique().cpu(), gradient.shape[0]
+
+    def end_step(self) -> None:
+        """Count what was taken."""
+        for name, (rows, _) in self._step.items():
             self._counts.setdefault(name, []).append(len(rows))
-            self._last[name] = rows, gradient.shape[0]
+        self._last |= self._step
+        self._step = {}
 
     def share(self, names: Sequence[str], comm: Comm, device: torch.device) -> dict[str, tuple[float, float]]:
         """Return name -> mean rows of a rank in a step, and rows of the last step's mean over the sum of all ranks'.

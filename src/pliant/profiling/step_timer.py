@@ -1,7 +1,7 @@
 """Times of the parts of a training step, from marks that hooks take."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, cast
 
 import torch
@@ -109,7 +109,9 @@ class StepTimer:
         self._clock.settle()
         computing_s = _Computing(self._clock, now.backward_from, now.waits)
         ready_s = {name: computing_s(now.backward_from, mark) for name, mark in now.ready.items()}
-        before_s = sum(computing_s(*marks) for marks in (*now.forwards, *now.earlier))
+        # A forward pass that has raised, and whose error the training has caught, has no end.
+        whole = (marks for marks in (*now.forwards, *now.earlier) if marks[1] is not None)
+        before_s = sum(computing_s(*marks) for marks in whole)
         backward_s = max(ready_s.values())
         self.steps.append((before_s, backward_s, self._clock.seconds(now.optimizer_from, end)))
         self.whole_s.append(self._clock.seconds(now.forwards[0][0] if before is None else before, end))
@@ -149,5 +151,5 @@ def tensors_in(output: Any) -> list[Tensor]:
     if isinstance(output, (list, tuple)):
         return [t for value in cast(Sequence[Any], output) for t in tensors_in(value)]
     if is_dataclass(output):
-        return [t for value in vars(output).values() for t in tensors_in(value)]
+        return [t for own in fields(output) for t in tensors_in(getattr(output, own.name, None))]
     return []
