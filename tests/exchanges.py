@@ -17,9 +17,10 @@ from pliant.collectives import (
     SparseAverage,
     SpreadFromOwners,
 )
-from pliant.collectives.halves import FromOwners, ToOwners, cut_evenly, pieces_of
+from pliant.collectives.halves import FromOwners, ToOwners
 from pliant.collectives.owner_slices import hosts_of
 from pliant.collectives.pairwise import gather_parts, mean_of_parts
+from pliant.collectives.pieces import cut_evenly, pieces_of
 from pliant.collectives.scratch import Scratch
 from pliant.comm import hierarchical_comm
 from pliant.schedules import Collective, ScheduledAllReduce, build_schedule, candidates, merge_blocks, shapes

@@ -59,7 +59,7 @@ def test_a_message_leaves_before_its_receiver_begins_the_exchange():
     def body(place):
         comm, peer = place.comm, 1 - place.rank
         came = torch.zeros(1000)
-        receives = StandingReceives(comm, [(peer, came)], tag=comm.new_tag())
+        receives = StandingReceives(comm, [[(peer, came)]])
         for step in range(3):
             if place.rank == 1 and step:
                 assert has_left.wait(30)
@@ -92,7 +92,7 @@ def test_what_is_left_of_a_plan_meets_no_other_message():
 def test_a_receive_that_stands_is_awaited_once_somebody_waits():
     def body(place):
         comm, peer = RecordedComm(place.comm), 1 - place.rank
-        receives = StandingReceives(comm, [(peer, torch.zeros(10))], tag=comm.new_tag())
+        receives = StandingReceives(comm, [[(peer, torch.zeros(10))]])
         receives.stand()
         before = place.comm.progress.told["awaited"][str(peer)], comm.received_bytes
         receives.send([(peer, torch.ones(10))]).wait()
@@ -110,7 +110,7 @@ def test_a_peer_that_has_ended_fails_only_who_waits_for_it():
     def body(place):
         comm, peer = place.comm, 1 - place.rank
         other = comm.split([[0, 1]])
-        receives = StandingReceives(other, [(peer, torch.zeros(10))], tag=other.new_tag())
+        receives = StandingReceives(other, [[(peer, torch.zeros(10))]])
         if place.rank == 1:
             other.close()
             ended.set()

@@ -92,7 +92,7 @@ def test_simulator_schedules_and_embeddings_agree(topology, seed):
         schedule = Schedule(name="one round", num_ranks=len(ranks), num_blocks=len(moves), rounds=(moves,))
         assert predict_cost(schedule, collective, topology, SOME).total_s == pytest.approx(expected_s, rel=1e-12)
     # As an exchange of the simulator, which has no work.
-    took = exchange_time([Round(messages=named(num_bytes))], links, SOME.coefficients(), 1, own_work=False)
+    took = exchange_time([Round(messages=named(num_bytes), posted=True)], links, SOME.coefficients(), 1, own_work=False)
     assert took.seconds[0] == pytest.approx(expected_s, rel=1e-12)
     # As what a lookup of embeddings asks for: its expected bytes and messages, phase by phase.
     table = Table(name="t", num_rows=1000, dim=16)

@@ -33,7 +33,9 @@ def test_messages_to_look_at_grow_little_faster_than_ranks(monkeypatch, text):
     looked: list[int] = []
     load = Links.load
     monkeypatch.setattr(
-        Links, "load", lambda links, each, *more: looked.append(size_of(each)) or load(links, each, *more)
+        Links,
+        "load",
+        lambda links, each, *more, **named: looked.append(size_of(each)) or load(links, each, *more, **named),
     )
     work, found = workload_named("cnn", 0.01), {}
     for num_hosts in (16, 128):

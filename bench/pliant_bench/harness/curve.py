@@ -14,7 +14,7 @@ __all__ = ["Curve"]
 
 @dataclass(frozen=True, kw_only=True)
 class _Note:
-    """What one rank knows at a point."""
+    """Facts that one rank knows at a point."""
 
     step: int
     train_s: float

@@ -9,7 +9,7 @@ from pliant.accelerator import is_accelerator
 from pliant.codecs import RandomK, all_finite, finite_flag
 from pliant.collectives.pairwise import rotated_peers
 from pliant.collectives.rounds import RoundsComm
-from pliant.collectives.standing import AllWorks, StandingReceives, may_stand
+from pliant.collectives.standing import AllWorks, standing_receives
 from pliant.comm.base import Comm, Work, waited_for
 from pliant.layouts.rounds import average_form, rounds_among
 
@@ -51,10 +51,10 @@ class ShortVectorAverage:
         self._rows = torch.empty(comm.size, width, dtype=dtype, device=device)
         padded = comm.size * width if form == "halves" and numel % comm.size else 0
         self._padded = torch.zeros(padded, dtype=dtype, device=device)
-        stands = self._at_once and form != "ring" and may_stand(comm, device)
-        buffers = [self._rows, *([torch.empty_like(self._rows)] if form == "halves" else [])] if stands else []
+        self._came = [self._rows, *([torch.empty_like(self._rows)] if form == "halves" else [])]
+        halves = self._came if self._at_once and form != "ring" else []
         peers = rotated_peers(comm)
-        self._came = [(r, StandingReceives(comm, [(p, r[p]) for p in peers], tag=comm.new_tag())) for r in buffers]
+        self._standing = [standing_receives(comm, [[(p, rows[p]) for p in peers]], device) for rows in halves]
 
     def __call__(self, x: Tensor) -> None:
         """Replace x, (numel,), by the mean over ranks."""
@@ -81,7 +81,8 @@ class ShortVectorAverage:
         else:
             self._comm.all_gather(self._rows.view(-1), x).wait()
         self._add_rows(x)
-        self._stand()
+        if self._at_once:
+            self._stand(0)
 
     def _halves(self, x: Tensor) -> Generator[None]:
         """Send parts to their owners, who add up; and the sums to all."""
@@ -93,8 +94,9 @@ class ShortVectorAverage:
             own = parts[self._comm.rank]
             yield from self._swap(parts, self._rows, 0)
             self._add_rows(own)
+            self._stand(0)
             yield from self._swap([own] * self._comm.size, parts, 1)
-            self._stand()
+            self._stand(1)
         else:
             self._comm.reduce_scatter(self._rows[0], padded).wait()
             self._comm.all_gather(padded, self._rows[0]).wait()
@@ -105,18 +107,17 @@ class ShortVectorAverage:
         """Send row p to rank p, and receive the row of each other rank, in the first or the second half."""
         peers = rotated_peers(self._comm)
         sends = [(p, rows[p]) for p in peers]
-        if not self._came:
+        if (standing := self._standing[which]) is None:
             yield from waited_for(self._comm.exchange(sends, [(p, into[p]) for p in peers], tag=which))
             return
-        came, receives = self._came[which]
-        yield from waited_for(AllWorks(receives.take(), receives.send(sends)))
-        for p in peers if came is not into else ():
-            into[p].copy_(came[p])
+        yield from waited_for(AllWorks(standing.take(), standing.send(sends)))
+        for p in peers if which else ():
+            into[p].copy_(self._came[which][p])
 
-    def _stand(self) -> None:
-        """Let the receives of the next average stand, since all that came has been read."""
-        for _, receives in self._came:
-            receives.stand()
+    def _stand(self, which: int) -> None:
+        """Let the receives of a half of the next average stand, since what came has been read."""
+        if (standing := self._standing[which]) is not None:
+            standing.stand()
 
     def _add_rows(self, own: Tensor) -> None:
         """Add the rows that have come to this rank's own, in the order of ranks."""

@@ -8,17 +8,9 @@ from torch import Tensor
 
 from pliant.accelerator import is_accelerator
 from pliant.codecs import Codec, FusedOwner, all_finite, encode_feedback, finite_flag
-from pliant.collectives.halves import (
-    FromOwners,
-    OwnerGather,
-    OwnerReduction,
-    ToOwners,
-    cut_evenly,
-    piece_bytes,
-    pieces_of,
-)
+from pliant.collectives.halves import FromOwners, OwnerGather, OwnerReduction, ToOwners
+from pliant.collectives.pieces import cut_evenly, piece_bytes, pieces_of
 from pliant.collectives.rounds import RoundsComm
-from pliant.collectives.standing import StandingFromOwners, StandingToOwners, may_stand
 from pliant.collectives.symmetric import GatherFromOwners, SwapToOwners
 from pliant.comm.base import Comm, Work
 from pliant.layouts.rounds import codes_in_rounds, forwards
@@ -83,13 +75,15 @@ class CompressedAverage:
             back = RoundsComm(comm, device)
             to = back if may_forward and forwards(payload_bytes, comm.size) else comm
         self._overlaps = back is comm
-        to_owners = StandingToOwners if may_stand(to, device) else ToOwners
-        from_owners = StandingFromOwners if may_stand(back, device) else FromOwners
-        self._to_owners: OwnerReduction = (SwapToOwners if to.prefers_collectives else to_owners)(
-            codec, parts, to, device
+        self._to_owners: OwnerReduction = (
+            SwapToOwners(codec, parts, to, device)
+            if to.prefers_collectives
+            else ToOwners(codec, parts, to, device, stands=True)
         )
-        self._from_owners: OwnerGather = (GatherFromOwners if back.prefers_collectives else from_owners)(
-            codec, parts, back, device
+        self._from_owners: OwnerGather = (
+            GatherFromOwners(codec, parts, back, device)
+            if back.prefers_collectives
+            else FromOwners(codec, parts, back, device, stands=True)
         )
         self._mean = self._from_owners.payloads[comm.rank]
 
@@ -123,14 +117,11 @@ class CompressedAverage:
                 piece = self._mine[k]
                 owed = None if residual is None else piece.of(residual)
                 self._own_step(k, scattered, piece.of(x), owed, seed)
-                if isinstance(self._to_owners, StandingToOwners):
-                    self._to_owners.stand(k)
+                self._to_owners.stand(k)
             gathered.append(self._from_owners.send(k))
         if self._overlaps:
             yield
         self._from_owners.decode(gathered, x)
-        if isinstance(self._from_owners, StandingFromOwners):
-            self._from_owners.stand()
         self._to_owners.wait(scattered)
 
     def _own_step(self, k: int, scattered: list[list[Work]], total: Tensor, owed: Tensor | None, seed: int) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pliant.codecs import Codec
-from pliant.collectives.standing import AllWorks, StandingReceives, may_stand
+from pliant.collectives.standing import AllWorks, standing_receives
 from pliant.comm.base import Comm
 from pliant.spec import Graph
 
@@ -91,11 +91,7 @@ class CodedNeighborAverage:
         )
         self._received = dict(zip(self.sources, others, strict=True))
         self._difference = torch.empty(numel, device=device)
-        self._standing = (
-            StandingReceives(comm, list(self._received.items()), tag=comm.new_tag())
-            if may_stand(comm, device)
-            else None
-        )
+        self._standing = standing_receives(comm, [list(self._received.items())], device)
 
     def encode(self, x: Tensor, replicas: Mapping[int, Tensor], seed: int) -> None:
         """Take what is new in x, float32 (numel,), into its own replica, as far as the codec carries it."""

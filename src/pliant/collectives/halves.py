@@ -5,8 +5,7 @@ The first by itself is a reduce-scatter, the second an all-gather; `CompressedAv
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -14,47 +13,11 @@ from torch import Tensor
 from pliant.accelerator import is_accelerator
 from pliant.codecs import Codec, encode_feedback
 from pliant.collectives.pairwise import rotated_peers
+from pliant.collectives.pieces import CodedPiece, Parts, payload_offsets
+from pliant.collectives.standing import AllWorks, standing_receives
 from pliant.comm.base import Comm, PeerSlots, PeerTensors, Work
 
-__all__ = [
-    "CodedPiece",
-    "FromOwners",
-    "OwnerGather",
-    "OwnerReduction",
-    "Parts",
-    "ToOwners",
-    "cut_evenly",
-    "payload_offsets",
-    "piece_bytes",
-    "pieces_of",
-]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CodedPiece:
-    """A part of one owner's range, coded on its own. Offsets count from the start of the vector."""
-
-    start: int
-    stop: int
-
-    @property
-    def numel(self) -> int:
-        """Elements of the piece."""
-        return self.stop - self.start
-
-    def of(self, x: Tensor) -> Tensor:
-        """Return the piece of a vector: a view."""
-        return x[self.start : self.stop]
-
-
-_ALIGNED = 4
-"""Blocks whose headers fill 16 bytes, or a multiple of them."""
-_ROW_BYTES = 16
-_DEVICE_PIECE_BYTES = 16 << 20
-"""Least bytes of a piece on an accelerator."""
-
-Parts = Sequence[Sequence[CodedPiece]]
-"""Pieces of each rank's part of a vector, in the order of ranks; parts need not be equal, and may be empty."""
+__all__ = ["FromOwners", "OwnerGather", "OwnerReduction", "ToOwners"]
 
 
 class OwnerReduction(ABC):
@@ -91,6 +54,9 @@ class OwnerReduction(ABC):
         for _, payload in self._receives[k]:
             self._codec.decode_add(payload, total)
 
+    def stand(self, k: int) -> None:  # noqa: B027  most halves do nothing
+        """Note that pieces k have been added up, so that the next ones may come."""
+
     def wait(self, posted: list[list[Work]]) -> None:
         """Wait for all exchanges, after which payloads may be overwritten."""
         for work in chain.from_iterable(posted):
@@ -112,17 +78,24 @@ class ToOwners(OwnerReduction):
     twice its bound. An exchange is posted as soon as there is something to send, so that later pieces are encoded while
     earlier ones are on the wire. Bytes: the payloads of all other parts out, (size-1) payloads of the own one in.
 
+    With `stands`, receives of a piece stand since it was added up in the exchange before, where that may be
+    (`StandingReceives`).
+
     Note [sends and receives of a round are one operation]: on an in-order queue, as NCCL has, a receive that is posted
     before the send of the same round waits for a peer that waits too. So every receive is in the same `exchange` as the
     send of its round, or in a later one, on every rank.
     """
 
-    def __init__(self, codec: Codec, parts: Parts, comm: Comm, device: torch.device) -> None:
+    def __init__(self, codec: Codec, parts: Parts, comm: Comm, device: torch.device, *, stands: bool = False) -> None:
         super().__init__(codec, parts, comm, device)
+        self._standing = standing_receives(comm, self._receives, device) if stands else None
         self._sends = [_slots(codec, _pieces(parts, k, self._peers), device) for k in range(_num_rounds(parts))]
 
     def send(self, x: Tensor, residual: Tensor | None, seed: int) -> list[list[Work]]:
         posted: list[list[Work]] = [[] for _ in self._sends]
+        if self._standing is not None:
+            for k in range(len(self._mine)):
+                posted[k].append(self._standing.take(k))
         pairs = zip(self._peers, reversed(self._peers), strict=True)
         # On an accelerator an exchange waits for a copy to the host, so all owners share one.
         for pair in (None,) if is_accelerator(x.device) else pairs:
@@ -134,7 +107,13 @@ class ToOwners(OwnerReduction):
                     works.append(self._exchange(k, sends, receives))
         return posted
 
+    def stand(self, k: int) -> None:
+        if self._standing is not None:
+            self._standing.stand(k)
+
     def _exchange(self, k: int, sends: PeerTensors, receives: PeerTensors) -> Work:
+        if self._standing is not None:
+            return self._standing.send(sends, k)
         return self._comm.exchange(sends, receives, turn=k)
 
     def receive(self, k: int, posted: list[list[Work]]) -> Tensor:
@@ -193,6 +172,10 @@ class OwnerGather(ABC):
             for peer in self._peers:
                 if k < len(self._parts[peer]):
                     self.decode_piece(peer, k, x)
+            self.stand(k)
+
+    def stand(self, k: int) -> None:  # noqa: B027  most halves do nothing
+        """Note that payloads k have been decoded, so that the next ones may come."""
 
     def decode_piece(self, rank: int, k: int, x: Tensor, *, add: bool = False) -> None:
         """Decode one rank's payload k into its place in x, or add it there."""
@@ -205,12 +188,14 @@ class FromOwners(OwnerGather):
 
     A round has one piece of each owner, sent and received in one `exchange`
     (Note [sends and receives of a round are one operation]).
-    Bytes: (size-1) payloads of the own part out, the payloads of all other parts in.
+    Bytes: (size-1) payloads of the own part out, the payloads of all other parts in. With `stands`, receives stand
+    since `decode` in the exchange before, where that may be, and payloads are kept no longer.
     """
 
-    def __init__(self, codec: Codec, parts: Parts, comm: Comm, device: torch.device) -> None:
+    def __init__(self, codec: Codec, parts: Parts, comm: Comm, device: torch.device, *, stands: bool = False) -> None:
         super().__init__(codec, parts, comm, device)
         self._receives = [_slots(codec, _pieces(parts, k, self._peers), device) for k in range(self.num_rounds)]
+        self._standing = standing_receives(comm, self._receives, device) if stands else None
         rounds = [dict(slots) for slots in self._receives]
         self.payloads = [[payloads[rank] for payloads in rounds if rank in payloads] for rank in range(comm.size)]
         own = [torch.empty(codec.nbytes(piece.numel), dtype=torch.uint8, device=device) for piece in parts[comm.rank]]
@@ -219,46 +204,13 @@ class FromOwners(OwnerGather):
     def send(self, k: int) -> Work:
         own = self.payloads[self._comm.rank]
         sends = [(peer, own[k]) for peer in self._peers if k < len(own)]
+        if self._standing is not None:
+            return AllWorks(self._standing.take(k), self._standing.send(sends, k))
         return self._comm.exchange(sends, self._receives[k], turn=k, tag=1)
 
-
-def cut_evenly(numel: int, count: int, granularity: int) -> list[CodedPiece]:
-    """Cut numel elements into `count` parts, nearly equal, at multiples of granularity; some may be empty."""
-    units = -(-numel // granularity)
-    cuts = [min(numel, j * units // count * granularity) for j in range(count)] + [numel]
-    return [CodedPiece(start=a, stop=b) for a, b in pairwise(cuts)]
-
-
-def piece_bytes(chunk_bytes: int, device: torch.device) -> int:
-    """Return the most bytes of a piece before coding, given those that are asked for.
-
-    On an accelerator they are 16 MiB at least: it codes so many in some 10 us, and the launches and copies of smaller
-    pieces take the host longer than their bytes take a network of some Gbit/s. There buckets overlap, so that pieces
-    need not.
-    """
-    return max(chunk_bytes, _DEVICE_PIECE_BYTES) if is_accelerator(device) else chunk_bytes
-
-
-def pieces_of(part: CodedPiece, chunk_bytes: int, granularity: int) -> list[CodedPiece]:
-    """Cut a part into pieces of nearly equal size, at most chunk_bytes of float32 each, at multiples of granularity.
-
-    Where so many fit into a piece, at multiples of four times that: then codes lie at multiples of 16 bytes behind the
-    headers of their blocks, and kernels of accelerators read and write 16 bytes at once.
-    """
-    if part.numel == 0:
-        return []
-    count = -(-part.numel * 4 // chunk_bytes)
-    granularity *= _ALIGNED if chunk_bytes >= 4 * _ALIGNED * granularity else 1
-    return [
-        CodedPiece(start=part.start + p.start, stop=part.start + p.stop)
-        for p in cut_evenly(part.numel, count, granularity)
-        if p.numel
-    ]
-
-
-def payload_offsets(codec: Codec, pieces: Sequence[CodedPiece]) -> list[int]:
-    """Return where each piece's payload begins, at multiples of 16 bytes, and the end of the last."""
-    return [0, *accumulate(-(-codec.nbytes(piece.numel) // _ROW_BYTES) * _ROW_BYTES for piece in pieces)]
+    def stand(self, k: int) -> None:
+        if self._standing is not None:
+            self._standing.stand(k)
 
 
 def _pieces(parts: Parts, k: int, ranks: Sequence[int]) -> list[tuple[int, CodedPiece]]:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from pliant.codecs import Codec
-from pliant.collectives.halves import CodedPiece, OwnerGather, OwnerReduction, Parts, payload_offsets
+from pliant.collectives.halves import OwnerGather, OwnerReduction
+from pliant.collectives.pieces import CodedPiece, Parts, payload_offsets
 from pliant.comm.base import Comm, Work
 
 __all__ = ["GatherFromOwners", "SwapToOwners"]

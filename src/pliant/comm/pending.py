@@ -8,7 +8,7 @@ from typing import Protocol
 from pliant.comm.base import CommError
 from pliant.comm.progress import Progress
 
-__all__ = ["PendingWorks", "ReportsFailures"]
+__all__ = ["PendingWorks", "ReportsFailures", "TorchWork"]
 
 
 class ReportsFailures(Protocol):

@@ -5,7 +5,7 @@ from collections.abc import Container, Sequence
 import torch
 from torch import Tensor
 
-from pliant.collectives.halves import CodedPiece, piece_bytes, pieces_of
+from pliant.collectives.pieces import CodedPiece, piece_bytes, pieces_of
 from pliant.collectives.scratch import Scratch
 from pliant.comm.fsdp_private import ParamGroup
 from pliant.layouts.shards import CHUNK_BYTES, Column, packed_runs
