@@ -1,6 +1,6 @@
 """Curve of a training: how good the model is after so many steps, and what it has cost until then."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -87,9 +87,9 @@ class Curve:
         notes = self._notes[: round(-negative)]
         for note in notes:
             train_s, wire_bytes = busiest([note.train_s, note.wire_bytes])
-            about = {"step": note.step, "train_s": train_s, "wire_bytes": wire_bytes, "loss": note.loss}
             last = note is notes[-1]
-            self._judge(_Note(**about, state={} if last else note.state), last=last)
+            state = {} if last else note.state
+            self._judge(replace(note, train_s=train_s, wire_bytes=wire_bytes, state=state), last=last)
 
     def _judge(self, note: _Note, *, last: bool) -> None:
         metric = self._learner.metric
