@@ -29,6 +29,7 @@ def tables(tmp_path):
     return path
 
 
+@pytest.mark.extended
 def test_a_placement_with_plot_and_files(tables, tmp_path):
     out, found, plot = tmp_path / "plan.json", tmp_path / "found.json", tmp_path / "curve.html"
     code, text, error = run(

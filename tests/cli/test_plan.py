@@ -46,6 +46,7 @@ def test_on_a_slow_network_with_a_budget_it_sends_less(tmp_path):
     assert json.loads((tmp_path / "trace.json").read_text())
 
 
+@pytest.mark.extended
 def test_of_a_sharded_model_its_shards_are_planned(tmp_path):
     call("100mbit", sharded=4, out=tmp_path / "plan.json", json_file=tmp_path / "all.json")
     exact = load(SyncPlan, tmp_path / "plan.json")

@@ -8,7 +8,7 @@ import torch
 from device import DEVICE, HostReadError, Stream, device_at_hand, to_device, to_host
 from exchanges import COLLECTIVES, NUMEL
 from pliant.codecs import Bf16, RandomK, Sign
-from pliant.collectives import CompressedAverage, LowRankAverage, SharedSparseAverage, halves
+from pliant.collectives import CompressedAverage, LowRankAverage, SharedSparseAverage, pieces
 from pliant.comm import InOrderQueues, RecordedComm, StagedComm, broadcast_text, run_world, staged
 from pliant.comm.agreement import require_same
 from pliant.comm.transport import comm_alone
@@ -21,9 +21,9 @@ def streams(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def pieces(monkeypatch):
+def long_pieces(monkeypatch):
     """Let pieces be as long as on the CPU: random rounding and what a NaN spoils go by the piece."""
-    monkeypatch.setattr(halves, "_DEVICE_PIECE_BYTES", 0)
+    monkeypatch.setattr(pieces, "_DEVICE_PIECE_BYTES", 0)
 
 
 def start(rank):
@@ -72,8 +72,8 @@ def test_a_rank_that_is_alone_keeps_what_is_on_its_device():
 @pytest.mark.parametrize(("asked", "most"), [(1 << 20, 16 << 20), (32 << 20, 32 << 20)])
 def test_pieces_of_a_device_are_not_too_short_to_pay_their_launches(asked, most, monkeypatch):
     monkeypatch.undo()
-    assert halves.piece_bytes(asked, DEVICE) == most
-    assert halves.piece_bytes(asked, torch.device("cpu")) == asked
+    assert pieces.piece_bytes(asked, DEVICE) == most
+    assert pieces.piece_bytes(asked, torch.device("cpu")) == asked
 
 
 @pytest.mark.parametrize(("wraps", "per_piece"), [(lambda comm: comm, 2 + 1), (StagedComm, 1 + 1)])

@@ -100,7 +100,8 @@ def with_and_without_reuse(names: tuple[str, ...]) -> dict[str, bool]:
     return found
 
 
-@pytest.mark.parametrize("names", [("int8",), pytest.param((*REUSED,), marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("names", [(*REUSED,)])
 def test_a_gather_that_is_not_repeated_gives_the_same_weights_to_the_bit(names):
     assert all(found == dict.fromkeys(names, True) for found in run(3, with_and_without_reuse, names))
 
@@ -125,6 +126,7 @@ def with_a_scaler() -> list[float]:
     return apart_by
 
 
+@pytest.mark.extended
 def test_what_is_owed_follows_the_loss_scale():
     for full, in_8_bits in run(2, with_a_scaler):
         assert full < 1e-6

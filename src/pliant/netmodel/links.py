@@ -209,9 +209,8 @@ class Links(Interfaces):
         member = (self.rack_of[:, None] == np.arange(len(self.up_s))).astype(np.float64)  # (num_hosts, num_racks)
         gives, takes = give @ member, take @ member  # (num_buckets, num_racks)
         into = take * elsewhere(give)
-        latency_s = ((into > 0) * (self.delay_s + asks * largest_elsewhere(np.where(give > 0, self.delay_s, 0.0)))).max(
-            1
-        )
+        back_s = largest_elsewhere(np.where(give > 0, self.delay_s, 0.0)) * asks
+        latency_s = ((into > 0) * (self.delay_s + back_s)).max(1)
         if len(self.link_s):
             used = (give > 0)[:, :, None] & (take > 0)[:, None, :]  # (num_buckets, num_hosts, num_hosts)
             latency_s = (used * (self.delays_s + asks * self.delays_s.T)).max((1, 2))
