@@ -19,10 +19,15 @@ from sleepy import Sleepy, SleepySGD, step
 from waiting import made_up_clock
 
 
-def test_times_and_order_of_a_known_network(monkeypatch):
+def on_a_made_up_clock(monkeypatch):
+    """Return a clock on which times are taken, and a model that takes its time from it."""
     clock = made_up_clock()
     monkeypatch.setattr("pliant.engine.device_timer.time", clock)
-    model = Sleepy(clock)
+    return clock, Sleepy(clock)
+
+
+def test_times_and_order_of_a_known_network(monkeypatch):
+    clock, model = on_a_made_up_clock(monkeypatch)
     optimizer = SleepySGD(model.parameters(), lr=0.01)
     optimizer.clock = clock
     with pliant.observe(model, optimizer, steps=3, warmup_steps=1, gradient_steps=0) as seen:
@@ -46,9 +51,7 @@ def test_times_and_order_of_a_known_network(monkeypatch):
 
 
 def test_micro_batches_before_the_last_are_computing_before_it(monkeypatch):
-    clock = made_up_clock()
-    monkeypatch.setattr("pliant.engine.device_timer.time", clock)
-    model = Sleepy(clock)
+    _, model = on_a_made_up_clock(monkeypatch)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with pliant.observe(model, optimizer, steps=2, warmup_steps=0, gradient_steps=0) as seen:
         for _ in range(2):
@@ -64,9 +67,7 @@ def test_micro_batches_before_the_last_are_computing_before_it(monkeypatch):
 
 
 def test_a_forward_pass_that_has_raised_is_no_part_of_a_step(monkeypatch):
-    clock = made_up_clock()
-    monkeypatch.setattr("pliant.engine.device_timer.time", clock)
-    model = Sleepy(clock)
+    _, model = on_a_made_up_clock(monkeypatch)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with pliant.observe(model, optimizer, steps=2, warmup_steps=0, gradient_steps=0) as seen:
         for _ in range(2):

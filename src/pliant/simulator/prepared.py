@@ -200,8 +200,8 @@ def _gradients(
         mine = [k for k, part in enumerate(parts) if part.node is node]
         every = 1 if (stay := node.exchanges_weights) else node.timing.period
         pause_s = pause_of_gradients_s(context.workload, first_s, every, context.slowest)
-        held = [parts[k].tensors for k in mine]
-        task, rest = _time_exchanges(node, held, owned, context, 0, stay=stay, pause_s=pause_s)
+        groups = [parts[k].tensors for k in mine]
+        task, rest = _time_exchanges(node, groups, owned, context, 0, stay=stay, pause_s=pause_s)
         for index, k in enumerate(mine):
             ready_s = last_s if plan.order == "at_end" else parts[k].ready_s
             if task.seconds[index] > 0 or task.sent[index].any():
