@@ -117,9 +117,10 @@ class _Free:
 class _Judges:
     metric = METRICS["images"]
 
-    def judge(self, arm, seen_loss, *, last, state):
-        arm.evaluated(state)
-        return seen_loss
+    def judge(self, arm, losses, *, last, states):
+        for state in states:
+            arm.evaluated(state)
+        return losses
 
 
 @pytest.mark.parametrize(
@@ -133,6 +134,7 @@ def test_at_a_free_pace_ranks_meet_only_when_the_training_is_over(monkeypatch, m
         return [max(values[0], -others), *values[1:]] if len(values) == 1 else list(values)
 
     monkeypatch.setattr(curve, "busiest", busiest)
+    monkeypatch.setattr(curve, "mean_states", lambda states: states)
     monkeypatch.setattr(curve, "emit", lambda kind, fields: None)
     arm = _Free(said)
     points = curve.Curve(arm, 0, _Judges(), 40, max_s)

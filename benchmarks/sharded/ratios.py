@@ -54,10 +54,11 @@ def trained(task: Images, what: str, seed: int) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
             if (step + 1) % EVERY == 0:
-                curve.append((step + 1, evaluate(task, model, task.probe)))
+                curve.append((step + 1, *evaluate(task, [model], task.probe)))
     pairs = itertools.pairwise(curve)
     crossed = (a + (TARGET - low) / (high - low) * (b - a) for (a, low), (b, high) in pairs if low < TARGET <= high)
-    return {"steps_to_target": next(crossed, None), "accuracy": evaluate(task, model, task.num_held_out)}
+    (accuracy,) = evaluate(task, [model], task.num_held_out)
+    return {"steps_to_target": next(crossed, None), "accuracy": accuracy}
 
 
 def be_a_rank(folder: str, trials: str) -> None:

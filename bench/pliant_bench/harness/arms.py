@@ -1,6 +1,7 @@
 """The arms of a comparison: torch's DDP with its hooks, and every algorithm of Pliant, behind one face."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from pliant.spec import DecoupledMomentum, Exchange, MomentumDifferences
 from pliant_bench.harness.exchange_period import period_of
 from pliant_bench.harness.names import AUTO, TORCH_ARMS, bare_name, settings_of, text_of, warmup_steps_of
 
-__all__ = ["POST_LOCAL_PERIOD", "POWERSGD_RANK", "Arm", "plan_of_arm", "prepare"]
+__all__ = ["POST_LOCAL_PERIOD", "POWERSGD_RANK", "Arm", "mean_states", "plan_of_arm", "prepare"]
 
 POWERSGD_RANK = 1
 """Of torch's hook."""
@@ -98,16 +99,15 @@ class Arm:
         """Return the model to evaluate: where ranks differ, a copy with what they come to together. Collective.
 
         Args:
-            state: Copy of this rank's weights and buffers that counts in the place of what they are now.
+            state: Weights and buffers of all ranks, see `mean_states`, that count in the place of what they are now.
 
         """
         if not self.apart and not state:
             return self.module
+        if not state:
+            state = mean_states([self.copied_state()])[0] if self.run is None else self.run.consolidate()
         together = copy.deepcopy(self.module)
-        if self.run is None or state:
-            together.load_state_dict(_mean_state(state or self.copied_state()))
-        else:
-            together.load_state_dict(self.run.consolidate())
+        together.load_state_dict(state)
         return together
 
     def synchronize(self) -> None:
@@ -133,13 +133,20 @@ def _auto(name: str, total_steps: int) -> pliant.Auto:
         raise ValueError(f"auto does not take the settings of {name!r}: {error}") from error
 
 
-def _mean_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state with the mean over ranks of all that is floating-point, in one message. Collective."""
-    values = [value for value in state.values() if value.is_floating_point()]
+def mean_states(states: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """Return states with the means over ranks of all that is floating-point, in one message. Collective.
+
+    Args:
+        states: Of this rank, for example at each point of its curve; as many on all ranks.
+
+    """
+    values = [value for state in states for value in state.values() if value.is_floating_point()]
     together = torch.cat([value.flatten() for value in values])
     dist.all_reduce(together)
     means = iter(together.div_(dist.get_world_size()).split([value.numel() for value in values]))
-    return {name: next(means).view_as(value) if value.is_floating_point() else value for name, value in state.items()}
+    return [
+        {name: next(means).view_as(v) if v.is_floating_point() else v for name, v in state.items()} for state in states
+    ]
 
 
 def _bf16_hook(state: object, bucket: GradBucket) -> Future[Tensor]:

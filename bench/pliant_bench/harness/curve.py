@@ -4,12 +4,15 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from pliant_bench.harness.arms import Arm
+from pliant_bench.harness.arms import Arm, mean_states
 from pliant_bench.harness.emit import emit
 from pliant_bench.harness.learners import TrainedLearner
 from pliant_bench.harness.wire import busiest, interface_bytes
 
 __all__ = ["Curve"]
+
+_TOGETHER = 8
+"""Points that ranks judge in one meeting, since each takes round trips, and memory for as many means."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +24,7 @@ class _Note:
     wire_bytes: float
     loss: float
     state: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """Copy of its model's weights and buffers; empty where they are judged at once."""
+    """Weights and buffers, a copy of its own or the mean of all; empty where they are judged at once."""
 
 
 class Curve:
@@ -72,7 +75,7 @@ class Curve:
         if self._arm.free:
             self._notes.append(note)
         else:
-            self._judge(note, last=last)
+            self._judge([note], last=last)
             self._other_bytes += interface_bytes() - now_bytes
         return last
 
@@ -85,20 +88,22 @@ class Curve:
             return
         (negative,) = busiest([-len(self._notes)])
         notes = self._notes[: round(-negative)]
-        for note in notes:
-            train_s, wire_bytes = busiest([note.train_s, note.wire_bytes])
-            last = note is notes[-1]
-            state = {} if last else note.state
-            self._judge(replace(note, train_s=train_s, wire_bytes=wire_bytes, state=state), last=last)
+        most = busiest([value for note in notes for value in (note.train_s, note.wire_bytes)])
+        *notes, end = [replace(n, train_s=most[2 * k], wire_bytes=most[2 * k + 1]) for k, n in enumerate(notes)]
+        for first in range(0, len(notes), _TOGETHER):
+            some = notes[first : first + _TOGETHER]
+            means = mean_states([note.state for note in some])
+            self._judge([replace(note, state=mean) for note, mean in zip(some, means, strict=True)], last=False)
+        self._judge([replace(end, state={})], last=True)
 
-    def _judge(self, note: _Note, *, last: bool) -> None:
-        metric = self._learner.metric
-        value = self._learner.judge(self._arm, note.loss, last=last, state=note.state)
-        self._num_evaluations += not note.state
-        facts = {"time_s": note.train_s, metric.name: value, "loss": note.loss, "wire_bytes": note.wire_bytes}
-        self.points.append({"step": note.step, **facts})
-        about = {"arm": self._arm.name, "seed": self._seed, "total": self._total}
-        emit("progress", {**about, "score": f"{metric.name} {metric.text(value)}", **self.points[-1]})
+    def _judge(self, notes: list[_Note], *, last: bool) -> None:
+        metric, about = self._learner.metric, {"arm": self._arm.name, "seed": self._seed, "total": self._total}
+        losses, states = [note.loss for note in notes], [note.state for note in notes]
+        for note, value in zip(notes, self._learner.judge(self._arm, losses, last=last, states=states), strict=True):
+            self._num_evaluations += not note.state
+            facts = {"time_s": note.train_s, metric.name: value, "loss": note.loss, "wire_bytes": note.wire_bytes}
+            self.points.append({"step": note.step, **facts})
+            emit("progress", {**about, "score": f"{metric.name} {metric.text(value)}", **self.points[-1]})
 
     def _sent_by_evaluation(self) -> float:
         """Return what one evaluation makes this rank's run send, while nothing else is on its way. Collective."""

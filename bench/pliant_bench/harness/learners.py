@@ -1,11 +1,12 @@
 """Models with their data, which each arm trains in its own way: made-up batches, real data, or what a user brings."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pliant.profiling import OwnTraining, load_own_training
@@ -50,14 +51,16 @@ class TrainedLearner(Learner, Protocol):
         """Steps in which all ranks see all data; 0 where nobody knows."""
         ...
 
-    def judge(self, arm: Arm, seen_loss: float, *, last: bool, state: dict[str, Tensor]) -> float:
-        """Return the metric: of all held-out data at the last point of a curve, of some before. Collective.
+    def judge(
+        self, arm: Arm, losses: Sequence[float], *, last: bool, states: Sequence[dict[str, Tensor]]
+    ) -> list[float]:
+        """Return the metric at points: of all held-out data at the last of a curve, of some before. Collective.
 
         Args:
             arm: What is judged.
-            seen_loss: Mean loss of this rank's batches since the point before.
+            losses: Mean loss of this rank's batches until each point since the one before.
             last: Whether this is the last point.
-            state: Copy of this rank's weights and buffers that is judged in the place of what they are now, if any.
+            states: Weights and buffers of all ranks at each point; empty: as they are now.
 
         """
         ...
@@ -110,10 +113,12 @@ class LearnsTask:
         x, y = self.task.batch(step, dist.get_rank(), dist.get_world_size(), self.batch, seed)
         return cross_entropy(arm.model(x).flatten(0, -2), y.flatten())
 
-    def judge(self, arm: Arm, seen_loss: float, *, last: bool, state: dict[str, Tensor]) -> float:
-        del seen_loss
+    def judge(
+        self, arm: Arm, losses: Sequence[float], *, last: bool, states: Sequence[dict[str, Tensor]]
+    ) -> list[float]:
+        del losses
         num = self.task.num_held_out
-        return evaluate(self.task, arm.evaluated(state), num if last else min(self.task.probe, num))
+        return evaluate(self.task, map(arm.evaluated, states), num if last else min(self.task.probe, num))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,18 +143,17 @@ class LearnsOwn:
         del seed
         return _own(arm).loss(arm.model, step)
 
-    def judge(self, arm: Arm, seen_loss: float, *, last: bool, state: dict[str, Tensor]) -> float:
-        """Return the mean over ranks of the user's metric, or without one of the loss since the last point."""
+    def judge(
+        self, arm: Arm, losses: Sequence[float], *, last: bool, states: Sequence[dict[str, Tensor]]
+    ) -> list[float]:
+        """Return the mean over ranks of the user's metric, or without one of the losses since the points before."""
         del last
-        value, own = seen_loss, _own(arm)
+        values, own = list(losses), _own(arm)
         if own.metric is not None:
-            model = arm.evaluated(state).eval()
-            with torch.no_grad():
-                value = float(own.metric(model))
-            model.train()
-        total = torch.tensor([value], dtype=torch.float64)
+            values = [_judged(own.metric, arm.evaluated(state)) for state in states]
+        total = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(total)
-        return float(total) / dist.get_world_size()
+        return (total / dist.get_world_size()).tolist()
 
 
 def timed_learner(model_name: str, setup: Setup) -> Learner:
@@ -159,6 +163,14 @@ def timed_learner(model_name: str, setup: Setup) -> Learner:
     task = TASKS[model_name]
     batch = task.batch(torch.Generator().manual_seed(dist.get_rank()))
     return TimesTask(task=task, batch=batch, bucket_mb=setup.bucket_mb)
+
+
+def _judged(metric: Callable[[nn.Module], float], model: nn.Module) -> float:
+    model.eval()
+    with torch.no_grad():
+        value = float(metric(model))
+    model.train()
+    return value
 
 
 def _own(arm: Arm) -> OwnTraining:

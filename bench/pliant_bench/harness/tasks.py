@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Iterable
 from typing import ClassVar, Protocol
 
 import torch
@@ -49,18 +50,21 @@ class TrainingTask(Protocol):
         ...
 
 
-def evaluate(task: TrainingTask, model: nn.Module, num: int) -> float:
-    """Return the metric over the first `num` held-out items; each rank judges its part. Collective."""
+def evaluate(task: TrainingTask, models: Iterable[nn.Module], num: int) -> list[float]:
+    """Return the metric of each model over the first `num` held-out items; each rank judges its part. Collective."""
+    totals = torch.tensor([_tally_of_rank(task, model, num) for model in models], dtype=torch.float64)
+    dist.all_reduce(totals)
+    means = (totals[:, 0] / totals[:, 1]).tolist()
+    return means if task.metric.higher else [math.exp(mean) for mean in means]
+
+
+def _tally_of_rank(task: TrainingTask, model: nn.Module, num: int) -> tuple[float, float]:
     rank, size = dist.get_rank(), dist.get_world_size()
     model.eval()
-    sums = torch.zeros(2, dtype=torch.float64)
     with torch.no_grad():
-        for first in range(rank * _BLOCK, num, size * _BLOCK):
-            sums += torch.tensor(task.tally(model, first, min(first + _BLOCK, num)), dtype=torch.float64)
+        blocks = [task.tally(model, k, min(k + _BLOCK, num)) for k in range(rank * _BLOCK, num, size * _BLOCK)]
     model.train()
-    dist.all_reduce(sums)
-    mean = float(sums[0] / sums[1])
-    return mean if task.metric.higher else math.exp(mean)
+    return sum(right for right, _ in blocks), sum(weight for _, weight in blocks)
 
 
 def steps_per_epoch(num_items: int, size: int, num: int) -> int:
