@@ -55,7 +55,7 @@ class _Workspace:
         return torch.cat([torch.empty(0, device=self.grid.device), *(slots[name] for name in self.names)])
 
     def copy_to_parts(self, values: Tensor, slots: Mapping[str, Tensor]) -> None:
-        """Write what `gathered` returned back."""
+        """Write what `gather` returned back."""
         parts = values.split([len(slots[name]) for name in self.names])
         for name, part in zip(self.names, parts, strict=True):
             slots[name].copy_(part)
