@@ -73,7 +73,7 @@ class ShardedEmbeddingBag(nn.Module):
         self._divisor = comm.size if average else 1
         self._ranks = LookupGroups(plan, comm, hosts, self.device)
         self._local = build_local_tables(plan, comm.rank, source_of(plan.tables, weights, seed), self.device)
-        self._anchor = torch.zeros(0, device=self.device, requires_grad=True)
+        self._anchor = torch.zeros(0, dtype=torch.float32, device=self.device, requires_grad=True)
         self._open: list[LookupRoundTrip] = []  # since the last step
         self._returning: list[GradientReturn] = []
         self._prefetcher = Prefetcher(self._local, self._ranks.another)

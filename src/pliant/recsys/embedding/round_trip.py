@@ -48,7 +48,7 @@ class EarlyAnswers:
         local = trip.local
         nobody: Chosen = [[None for _ in its] for its in trip.asked]
         vectors = [
-            torch.empty(sum(look.num_vectors), shard.group.dim, device=local.device)
+            torch.empty(sum(look.num_vectors), shard.group.dim, dtype=torch.float32, device=local.device)
             for shard, look in zip(local.shards, trip.lookups, strict=True)
         ]
         return cls(vectors=vectors, to_send=nobody, to_come=nobody)
@@ -178,7 +178,7 @@ def _place(into: Tensor, index: Tensor, vectors: Tensor) -> None:
 def _decoded(wire: list[Tensor], group: Group) -> Tensor:
     if group.bits == 32:
         return wire[0]
-    out = torch.empty(len(wire[0]), group.dim, device=wire[0].device)
+    out = torch.empty(len(wire[0]), group.dim, dtype=torch.float32, device=wire[0].device)
     from_wire(wire, group.bits, out)
     return out
 

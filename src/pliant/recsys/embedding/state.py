@@ -26,7 +26,7 @@ def gather_rows(local: LocalTables, comm: Comm, tables: Sequence[Table], name: s
 
 
 def _gather_table(local: LocalTables, comm: Comm, index: int, table: Table) -> Tensor:
-    full = torch.zeros(table.num_rows, table.dim, device=local.device)
+    full = torch.zeros(table.num_rows, table.dim, dtype=torch.float32, device=local.device)
     for rows, span in _places(local):
         if span.piece.index == index and (span.piece.layout.kind != "replicated" or comm.rank == 0):
             piece = span.piece
