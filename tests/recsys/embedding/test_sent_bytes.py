@@ -236,5 +236,5 @@ def test_the_cost_framework_counts_batches_that_were_asked_for_ahead(name):
 @pytest.mark.parametrize("lengths", [[1, 1_000_000], [1, 1], [-3, 6], [6, -3], [2**31 - 1, 4]])
 def test_a_request_whose_bags_were_damaged_is_refused(lengths):
     request = Request(slots=torch.zeros(3, dtype=torch.int32), lengths=torch.tensor(lengths, dtype=torch.int32))
-    with pytest.raises(ValueError, match="asks for 3 rows in bags of .* damaged"):
+    with pytest.raises(ValueError, match=r"asks for 3 rows in bags of .* damaged"):
         request.answer(torch.zeros(5, 4))
