@@ -64,13 +64,11 @@ class BlockCodec(ABC):
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
         check_decode(self.name, payload, out, self.nbytes(out.numel()))
-        if out.numel():
-            self._kernel(out, "decode")(payload, out, *self.kernel_settings, add=False)
+        self._kernel(out, "decode")(payload, out, *self.kernel_settings, add=False)
 
     def decode_add(self, payload: Tensor, acc: Tensor) -> None:
         check_decode(self.name, payload, acc, self.nbytes(acc.numel()))
-        if acc.numel():
-            self._kernel(acc, "decode")(payload, acc, *self.kernel_settings, add=True)
+        self._kernel(acc, "decode")(payload, acc, *self.kernel_settings, add=True)
 
     def fuses(self, x: Tensor) -> bool:
         return hasattr(kernels_for(x), f"{self.kernel}_mean")
