@@ -1,5 +1,8 @@
 """The rows of the law tests: every codec and every algorithm as its table has it, and other settings of some."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -43,6 +46,17 @@ KINDS = st.sampled_from(["normal", "huge", "denormal", "constant", "zero", "offs
 
 
 LARGEST = torch.finfo(torch.bfloat16).max  # the next float32 that a bfloat16 cannot hold is not far
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Generator[None]:
+    """What torch makes tensors of that nobody gives a dtype, in all threads."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def vector(kind: str, numel: int, seed: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pliant
 from models import new_ddp, weights
+from tables import default_dtype
 
 STEPS = 4
 
@@ -214,6 +215,38 @@ def test_a_pass_that_ddp_leaves_out_is_found():
 
     one, other = pliant.run_world(2, body, timeout_s=60)
     assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        pliant.powersgd(rank=2),
+        pliant.int4(),
+        pliant.blocktopk(0.2, block=8),
+        pliant.tasc(0.3, block=8, power=0),
+        pliant.diloco(2, averaging=pliant.int4()),
+    ],
+    ids=str,
+)
+def test_another_default_dtype_of_torch_changes_nothing(algorithm):
+    start = Body().state_dict()
+    xs = [torch.randn(4, 6) for _ in range(STEPS)]
+
+    def body(place):
+        ddp = make(place, lambda: Body().float())
+        ddp.module.load_state_dict(start)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        with pliant.relax(ddp, optimizer, algorithm, timeout_s=20):
+            for x in xs:
+                optimizer.zero_grad()
+                ddp(x * (1 + place.rank)).square().mean().backward()
+                optimizer.step()
+        return weights(ddp)
+
+    one, other = pliant.run_world(2, body)
+    assert torch.equal(one, other)
+    with default_dtype(torch.float64):
+        assert all(torch.equal(each, one) for each in pliant.run_world(2, body))
 
 
 @pytest.mark.parametrize("what", ["onebit", "powersgd", "sharded_optimizer", "diloco", "bounded_staleness"])

@@ -19,7 +19,7 @@ from pliant.codecs import (
 )
 from pliant.layouts.payloads import granularity
 from pliant.spec.codecs import CODECS as FACTS
-from tables import CODECS, KINDS, SIZES, vector
+from tables import CODECS, KINDS, SIZES, default_dtype, vector
 
 rows = pytest.mark.parametrize("codec", CODECS, ids=str)
 
@@ -151,6 +151,22 @@ def test_the_fused_feedback_is_the_plain_one(codec):
         codec.encode_feedback(x, residual, payload, 3)
         assert torch.equal(payload, expected)
         torch.testing.assert_close(residual, y - decode(codec, payload, numel), rtol=0, atol=1e-7)
+
+
+@rows
+def test_another_default_dtype_of_torch_changes_nothing(codec):
+    x, numel = vector("normal", 3000, 1), 3000
+    payload, residual, out = encode(codec, x), vector("normal", numel, 2), decode(codec, encode(codec, x), numel)
+    owed = residual.clone()
+    encode_feedback(codec, x, owed, torch.empty_like(payload), 1)
+    with default_dtype(torch.bfloat16):
+        found, again = torch.empty_like(payload), torch.empty_like(out)
+        codec.encode(x, found, 1)
+        codec.decode(found, again)
+        encode_feedback(codec, x, residual, torch.empty_like(payload), 1)
+    assert torch.equal(found, payload)
+    assert torch.equal(again, out)
+    assert torch.equal(residual, owed)
 
 
 @rows

@@ -99,7 +99,7 @@ class SlowAdamW(OwnOptimizer):
             )
         state: dict[str, Any] = self.state[p]
         if not state:
-            state["step"] = torch.tensor(0.0)
+            state["step"] = torch.tensor(0.0, dtype=torch.float32)
             state["exp_avg"] = torch.zeros_like(p)
             state["exp_avg_sq"] = torch.zeros_like(p)
         state["step"] += 1

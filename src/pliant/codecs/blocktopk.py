@@ -40,9 +40,9 @@ class BlockTopK(SparsifyingCodec):
 
     def kernel_encode(self, x: Tensor, payload: Tensor, seed: int) -> None:
         kernel, chosen = kernels_for(x), self.indices(payload)
-        rms = torch.empty(-(-x.numel() // self.block), device=x.device)  # (num_blocks,)
+        rms = torch.empty(-(-x.numel() // self.block), dtype=torch.float32, device=x.device)  # (num_blocks,)
         kernel.block_rms(x, rms, self.block)
-        kernel.topk_encode(rms, chosen, torch.empty(chosen.numel(), device=x.device), 1)
+        kernel.topk_encode(rms, chosen, torch.empty(chosen.numel(), dtype=torch.float32, device=x.device), 1)
         kernel.blocks_gather(x, chosen, self.values(payload), self.block)
 
     def kernel_add(self, payload: Tensor, acc: Tensor) -> None:

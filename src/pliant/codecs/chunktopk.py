@@ -60,7 +60,7 @@ class ChunkTopK(SparsifyingCodec):
 
     def kernel_encode(self, x: Tensor, payload: Tensor, seed: int) -> None:
         places = torch.empty(self.count(x.numel()), dtype=torch.int32, device=x.device)
-        values, codec = torch.empty(len(places), device=x.device), self.value_codec
+        values, codec = torch.empty(len(places), dtype=torch.float32, device=x.device), self.value_codec
         kernels_for(x).chunks_encode(x, places, values, self.block, self.kept)
         cut, end = codec.nbytes(len(places)), self._used(len(places))
         codec.encode(values, payload[:cut], seed)
@@ -87,7 +87,7 @@ class ChunkTopK(SparsifyingCodec):
     def _chosen(self, payload: Tensor, numel: int) -> tuple[Tensor, Tensor]:
         """Return the places and the values that a payload carries."""
         count, codec = self.count(numel), self.value_codec
-        values = torch.empty(count, device=payload.device)
+        values = torch.empty(count, dtype=torch.float32, device=payload.device)
         codec.decode(payload[: codec.nbytes(count)], values)
         return self.indices(payload, numel), values
 

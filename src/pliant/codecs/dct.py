@@ -84,7 +84,7 @@ class Dct(SparsifyingCodec):
     def _restore(self, payloads: Tensor, numel: int) -> Tensor:
         """Return the sum of what payloads, (num, nbytes), carry: added in their order, then one inverse transform."""
         basis = _basis(self.block, payloads.device)
-        coefficients = torch.zeros(-(-numel // self.block), self.block, device=payloads.device)
+        coefficients = torch.zeros(-(-numel // self.block), self.block, dtype=torch.float32, device=payloads.device)
         for payload in payloads:
             chosen = self.indices(payload, numel).long()
             values = self.values(payload, numel)

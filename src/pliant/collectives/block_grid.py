@@ -62,7 +62,7 @@ class BlockGrid:
 
     def squares(self, x: Tensor) -> Tensor:
         """Return the squared norm of each block of x, float32 (numel,): (num_blocks,)."""
-        found = [torch.empty(0, device=x.device)]
+        found = [torch.empty(0, dtype=torch.float32, device=x.device)]
         for offset, rows, _ in self._tensors:
             whole = rows.numel // rows.segment * rows.segment
             of_rows = x[offset : offset + rows.num_rows * rows.numel].view(rows.num_rows, rows.numel)

@@ -105,7 +105,7 @@ class BlockAllGather:
         self._grid = grid
         self._bits: ValueBits = parts.selection.value_bits
         self._dense = _mean_of(parts.message_numel(ratio), self._bits, comm, grid.device)
-        self._values = torch.zeros(parts.room(ratio), device=grid.device)
+        self._values = torch.zeros(parts.room(ratio), dtype=torch.float32, device=grid.device)
         self._behind = slice(parts.mask_bytes, parts.mask_bytes + values_bytes(parts.room(ratio), self._bits))
         size = parts.payload_bytes(ratio)
         self._comm = comm_for_rows(comm, size, grid.device)
@@ -189,7 +189,7 @@ class _CodedMean:
     """
 
     def __init__(self, numel: int, comm: Comm, device: torch.device, coded: Callable[..., Any]) -> None:
-        self._message, self._owed = torch.empty(2, numel, device=device)
+        self._message, self._owed = torch.empty(2, numel, dtype=torch.float32, device=device)
         self._average = coded(
             _CODEC, numel, comm, chunk_bytes=_CHUNK_BYTES, owner_feedback=True, device=device, may_forward=True
         )

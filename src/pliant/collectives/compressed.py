@@ -90,7 +90,8 @@ class CompressedAverage:
     @cached_property
     def _error(self) -> Tensor:
         """Room for the error of a mean; where owners' steps are fused, nobody asks for it."""
-        return torch.empty(max((piece.numel for piece in self._mine), default=0), device=self._mean[0].device)
+        longest = max((piece.numel for piece in self._mine), default=0)
+        return torch.empty(longest, dtype=torch.float32, device=self._mean[0].device)
 
     def __call__(self, x: Tensor, seed: int, residual: Tensor | None = None) -> None:
         """Replace x, float32 (numel,), by the mean over ranks. With residual, (numel,), errors are fed back.

@@ -90,7 +90,7 @@ class CodedNeighborAverage:
             torch.empty(codec.nbytes(numel), dtype=torch.uint8, device=device) for _ in range(1 + len(self.sources))
         )
         self._received = dict(zip(self.sources, others, strict=True))
-        self._difference = torch.empty(numel, device=device)
+        self._difference = torch.empty(numel, dtype=torch.float32, device=device)
         self._standing = standing_receives(comm, [list(self._received.items())], device)
 
     def encode(self, x: Tensor, replicas: Mapping[int, Tensor], seed: int) -> None:

@@ -17,7 +17,7 @@ __all__ = ["LowRankAverage", "first_factor"]
 
 def first_factor(r: int, m: int) -> Tensor:
     """Return the right factor, float32 (r, m), with which matrices of m columns begin: random, alike on all ranks."""
-    return torch.randn(r, m, generator=torch.Generator().manual_seed(m * 31 + r))
+    return torch.randn(r, m, dtype=torch.float32, generator=torch.Generator().manual_seed(m * 31 + r))
 
 
 class LowRankAverage:
@@ -64,8 +64,10 @@ class LowRankAverage:
                 self._matrices[name] = (offset, shape[0], *factor)
             offset += numel
         self._num_whole = sum(stop - start for start, stop in self._whole)
-        self._first = torch.empty(self._num_whole + sum(n * r for _, n, r, _ in self._matrices.values()), device=device)
-        self._second = torch.empty(sum(r * m for _, _, r, m in self._matrices.values()), device=device)
+        of_ps = sum(n * r for _, n, r, _ in self._matrices.values())
+        of_qs = sum(r * m for _, _, r, m in self._matrices.values())
+        self._first = torch.empty(self._num_whole + of_ps, dtype=torch.float32, device=device)
+        self._second = torch.empty(of_qs, dtype=torch.float32, device=device)
         self._mean_first = ShortVectorAverage(self._first.numel(), comm, device)
         self._mean_second = ShortVectorAverage(self._second.numel(), comm, device)
         self._drawn: dict[str, Tensor] = {}

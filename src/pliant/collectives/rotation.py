@@ -24,7 +24,7 @@ def rotate(x: Tensor) -> None:
 
 @functools.cache
 def _hadamard(size: int, device: torch.device) -> Tensor:
-    matrix = torch.ones(1, 1)
+    matrix = torch.ones(1, 1, dtype=torch.float32)
     while len(matrix) < size:  # Sylvester's construction
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
     return (matrix / size**0.5).to(device)

@@ -1,12 +1,14 @@
 """Check that a value is equal on all ranks; on all of them it raises, or on none."""
 
 import hashlib
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 
 import torch
 
 from pliant.comm.base import Comm
 
-__all__ = ["require_same"]
+__all__ = ["require_same", "telling_of_failure"]
 
 _FAILED = -1
 
@@ -42,6 +44,17 @@ def require_same(
     if odd:
         ranks = ", ".join(map(str, odd))
         raise error(f"{what} of ranks {ranks} differs from that of rank 0 (this is rank {comm.rank}); {cure}.")
+
+
+@contextmanager
+def telling_of_failure(comm: Comm, what: str, device: torch.device | str = "cpu") -> Generator[None]:
+    """Take part in the `require_same` that follows the block, if the block raises: so the others do not wait for it."""
+    try:
+        yield
+    except Exception:
+        with suppress(ValueError):  # that ranks differ is what the others shall hear
+            require_same(comm, what, None, device)
+        raise
 
 
 def _digest(text: str) -> int:

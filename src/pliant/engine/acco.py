@@ -56,7 +56,7 @@ class _Group:
         self._cut = {name for name in names if len(store.parts[name]) > 1}
         self._spans = spans_of(names, [real_shape(p) for p in self.parameters.values()])
         device = next(iter(self.parameters.values())).device
-        self.pending = torch.zeros(sum(span.numel for span in self._spans), device=device)
+        self.pending = torch.zeros(sum(span.numel for span in self._spans), dtype=torch.float32, device=device)
         """Gradients of this rank, (numel,): of the first step, or of both."""
         self.pending_of = dict(zip(names, self.pending.split([s.numel for s in self._spans]), strict=True))
         """Parameter -> its part of them, a view."""

@@ -67,6 +67,7 @@ class AlgorithmState:
             self.tensors[name] = {
                 slot: torch.zeros(
                     real_shape(parameter) if shape is None else shape,
+                    dtype=torch.float32,
                     device="cpu" if _base(slot) in _OF_HOST else parameter.device,
                 )
                 for slot, shape in slots.items()
@@ -103,7 +104,7 @@ class AlgorithmState:
         return {slot: shape for slot, shape in slots.items() if _is_of_warmup(slot) != between_steps}
 
     def _flatten(self, bucket: Bucket, slot: str) -> Tensor:
-        flat = torch.empty(bucket.numel, device=bucket.flat.device)
+        flat = torch.empty(bucket.numel, dtype=torch.float32, device=bucket.flat.device)
         for span in bucket.spans:
             view = flat[span.offset : span.offset + span.numel].view(span.shape)
             view.copy_(self.tensors[span.name][slot])

@@ -23,7 +23,7 @@ class CurvatureMean:
     def __init__(self, request: CurvatureRequest, device: torch.device) -> None:
         self._request = request
         self.numel = sum(map(len, request.numels.values()))
-        self.sums = torch.zeros(self.numel, device=device)
+        self.sums = torch.zeros(self.numel, dtype=torch.float32, device=device)
         """(numel,) means over blocks, of all parameters one after another, not yet corrected for having begun at 0."""
         self.looks = 0
 

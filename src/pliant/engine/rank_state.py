@@ -163,7 +163,8 @@ class Saver:
         for name, tensor in owed.items():
             if name not in self.parameters:
                 raise ValueError(f"the state holds a debt for {name}, which is no parameter of the model.")
-            require_same_structure(tensor, torch.empty(real_shape(self.parameters[name])), f"owed {name}")
+            like = torch.empty(real_shape(self.parameters[name]), dtype=torch.float32)
+            require_same_structure(tensor, like, f"owed {name}")
 
     def _counts_of(self, own: Mapping[str, Any]) -> StepCounts:
         """Return the counts of this rank when it saved, which must be the same on all."""

@@ -30,7 +30,7 @@ class Question:
         numel = sum(own.numel for own in owned)
         self.message = Message(4 * numel if codec is None else codec.nbytes(numel), self._device)
         if codec is not None:
-            self._gradient, self._residual = (torch.empty(numel, device=self._device) for _ in range(2))
+            self._gradient, self._residual = torch.empty(2, numel, dtype=torch.float32, device=self._device)
             self._payload = self.message.payload
             if is_accelerator(self._device):
                 self._payload = torch.empty(codec.nbytes(numel), dtype=torch.uint8, device=self._device)

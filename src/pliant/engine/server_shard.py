@@ -29,7 +29,7 @@ class ServerShard:
         self._codec = codec
         self.numel = sum(own.numel for own in owned)
         self._device = owned[0].parameter.device if owned else torch.device("cpu")
-        self._sum = torch.zeros(self.numel)  # in host memory, into which gradients come
+        self._sum = torch.zeros(self.numel, dtype=torch.float32)  # in host memory, into which gradients come
         self._shard = OwnedShard(owned, optimizer, self._sum)
 
     def begin(self) -> None:

@@ -110,7 +110,7 @@ class GroupScatter:
         """Return the residuals of this rank, (size, row_numel), or None if nothing is kept."""
         if self.owed is None and not any(part.state for part in self._parts):
             return None
-        zeros = torch.zeros(self._comm.size, self._row_numel, device=self._device)
+        zeros = torch.zeros(self._comm.size, self._row_numel, dtype=torch.float32, device=self._device)
         rows = zeros if self.owed is None else self.owed.clone()
         for part in self._parts:
             part.owed(rows)

@@ -217,7 +217,7 @@ class ShardResize:
 def _as_float(kept: Tensor, numel: int) -> Tensor:
     if kept.dtype != torch.uint8:
         return kept
-    decoded = torch.empty(numel)
+    decoded = torch.empty(numel, dtype=torch.float32)
     codec_from(RESIDUAL_CODEC).decode(kept.cpu(), decoded)
     return decoded
 

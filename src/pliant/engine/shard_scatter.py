@@ -103,11 +103,11 @@ class CodedScatter:
         pieces = shards.pieces(codec.granularity, device)
         self._half, self._own_pieces = ToOwners(codec, pieces, comm, device), pieces[comm.rank]
         self._keeper: Codec = codec_from(RESIDUAL_CODEC)
-        self._residual = torch.zeros(shards.numel if node.residual == "full" else 0, device=device)
+        self._residual = torch.zeros(shards.numel if node.residual == "full" else 0, dtype=torch.float32, device=device)
         size = self._keeper.nbytes(shards.numel) if node.residual == "int8" else 0
         self._kept = torch.zeros(size, dtype=torch.uint8, device=device)
         if node.residual == "int8":
-            self._keeper.encode(torch.zeros(shards.numel, device=device), self._kept, 0)
+            self._keeper.encode(torch.zeros(shards.numel, dtype=torch.float32, device=device), self._kept, 0)
 
     @property
     def state(self) -> dict[str, Tensor]:

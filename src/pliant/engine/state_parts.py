@@ -112,7 +112,8 @@ def split_states(parts: Sequence[WeightPart], shapes: StateShapes, comms: Comms,
     wanted = [(part, each) for part in parts for each in averaged_states(part.node)]
     split = [_split(part, each, shapes, comms.of(each.averaging), step) for part, each in wanted]
     made = [part for part in split if part.bucket.spans]
-    buffer = torch.empty(max((_numel(part) for part in made), default=0), device=parts[0].bucket.flat.device)
+    longest = max((_numel(part) for part in made), default=0)
+    buffer = torch.empty(longest, dtype=torch.float32, device=parts[0].bucket.flat.device)
     for part in made:
         part.bucket.flat = buffer[: _numel(part)]
         part.views = [part.bucket.view(span) for span in part.bucket.spans]

@@ -203,7 +203,8 @@ def _split(
     parameters = tuple(store.parameters[n] for n in names)
     spans = spans_of(names, [real_shape(p) for p in parameters])
     numel = sum(span.numel for span in spans)
-    bucket = Bucket(name=name, spans=spans, weights=parameters, flat=torch.empty(numel, device=parameters[0].device))
+    flat = torch.empty(numel, dtype=torch.float32, device=parameters[0].device)
+    bucket = Bucket(name=name, spans=spans, weights=parameters, flat=flat)
     node = store.nodes[names[0]]
     algorithm, comm, timing = store.algorithms[node], comms.of(node), node.timing
     first_due = -(-timing.period * (fragment + 1) // timing.fragments)

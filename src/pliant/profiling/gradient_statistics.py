@@ -168,7 +168,8 @@ def _beyond_rank(x: Tensor, rank: int, seed: int) -> Tensor:
     if factor is None or not x.isfinite().all():  # a step that is not finite counts for nothing anyway
         return torch.zeros((), dtype=torch.float64, device=x.device)
     matrix = x.reshape(x.shape[0], -1)  # (n, m)
-    q = torch.randn(factor[1], factor[0], generator=torch.Generator().manual_seed(seed)).to(x.device)  # (m, r)
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(factor[1], factor[0], dtype=torch.float32, generator=generator).to(x.device)  # (m, r)
     for _ in range(3):
         q = matrix.T @ torch.linalg.qr(matrix @ q).Q
     p = torch.linalg.qr(matrix @ q).Q  # (n, r)

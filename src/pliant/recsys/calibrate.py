@@ -48,7 +48,7 @@ def _jobs(num: int, dim: int, generator: torch.Generator) -> list[tuple[Mapping[
     rule = RowRule(kind="rowwise_adagrad")
     ids = (torch.rand(num, generator=generator) ** 3 * _NUM_ROWS).long()  # (num,)
     alike = segments(ids)
-    fetched, gradients = torch.ones(len(alike.keys), dim), torch.ones(num, dim)
+    fetched, gradients = (torch.ones(n, dim, dtype=torch.float32) for n in (len(alike.keys), num))
     offsets = torch.arange(0, num, 4, dtype=alike.index.dtype)
     numbers = float(num * dim)
 

@@ -174,7 +174,7 @@ class ScheduledCodedAverage(_CodedMoves):
         task = Collective(num_ranks=comm.size, block_bytes=sizes, holders=everybody, needers=everybody)
         super().__init__(schedule, task, starts[:-1], codec, comm, told=f"{owner_feedback}", device=device)
         self._numel, self._owner_feedback = numel, owner_feedback
-        self._error = torch.empty(max(sizes, default=0), device=device)
+        self._error = torch.empty(max(sizes, default=0), dtype=torch.float32, device=device)
 
     def __call__(self, x: Tensor, seed: int, residual: Tensor | None = None) -> None:
         """Replace x, float32 (numel,), by the mean over ranks. With residual, (numel,), errors are fed back.

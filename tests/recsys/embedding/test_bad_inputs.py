@@ -143,6 +143,13 @@ def raised(place, make, kind, text):
             "plan of ranks 1 differs",
         ),
         (
+            lambda p: ShardedEmbeddingBag(
+                plan_of(ROWS, 2, tables=(A, B), hierarchical=p.rank == 0), p.comm, lr=0.1, hosts=[[0], [1]]
+            ),
+            ValueError,
+            "plan of ranks 1 differs",
+        ),
+        (
             lambda p: bags_of(p, layout=TableLayout(kind="rows", num_hot=2), hot={"a": [p.rank]}),
             ValueError,
             "the set of hot rows of ranks 1 differs",
@@ -200,6 +207,40 @@ def test_a_state_that_does_not_fit():
             other.load_state_dict({"rank0": counters, "rank1": counters})
         with pytest.raises(ValueError, match="lacks rows of"):
             bags_of(place).load_state_dict({"rank0": counters, "rank1": counters})
+
+    run_world(2, be)
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda bags, state, bad: bags.load_state_dict({} if bad else state),
+        lambda bags, _, bad: bags.set_hot({"a": "x" if bad else [1]}),
+    ],
+)
+def test_what_one_rank_alone_cannot_take_is_refused_on_all_and_changes_nothing(take):
+    layout = TableLayout(kind="rows", num_hot=1)
+    (state,) = run_world(1, lambda place: bags_of(place, layout=layout, seed=2**64 - 1).state_dict())
+
+    def be(place):
+        bags = bags_of(place, layout=layout, hot={"a": [3]})
+        before = bags.full_weights()
+        kind, text = (ValueError, "of ranks 1 differs") if place.rank == 0 else (Exception, "also rank0|invalid data")
+        with pytest.raises(kind, match=text):
+            take(bags, state, place.rank == 1)
+        assert all(map(torch.equal, before, bags.full_weights()))
+        assert bags.hot["a"].tolist() == [3]
+
+    run_world(2, be, timeout_s=10.0)
+
+
+def test_gradients_of_rows_that_have_moved_are_refused():
+    def be(place):
+        bags = bags_of(place, layout=TableLayout(kind="rows", num_hot=1), hot={"a": [1]})
+        out = bags(GOOD)
+        bags.set_hot({"a": [2]})
+        with pytest.raises(ValueError, match=r"before set_hot\(\)"):
+            sum(x.sum() for x in out).backward()
 
     run_world(2, be)
 

@@ -60,6 +60,23 @@ def test_inside_a_model_of_ddp():
     compare(a[0], [w.detach() for w in whole], exact=False)
 
 
+def test_one_rank_alone_saves_the_model_around_the_tables():
+    plan = plan_of(TableLayout(kind="replicated"), 2, tables=PLAIN, every=3)
+
+    def be(place):
+        model = Model(ShardedEmbeddingBag(plan, place.comm, lr=0.1))
+        out = model(everything(place.rank, 0)[:2])
+        if place.rank == 0:
+            assert list(model.state_dict()) == ["dense.weight", "dense.bias"]
+        out.sum().backward()
+        model.bags.step()
+        if place.rank == 0:  # while gradients of replicas wait
+            assert list(model.state_dict()) == ["dense.weight", "dense.bias"]
+        assert model.bags.age == 1
+
+    run_world(2, be, timeout_s=5.0)
+
+
 class Sharing(nn.Module):
     """Tables in the midst of what is compiled."""
 

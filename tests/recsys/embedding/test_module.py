@@ -6,7 +6,8 @@ import torch
 from pliant.comm import run_world
 from pliant.recsys import ShardedEmbeddingBag
 from pliant.spec import TableLayout
-from recsys.embedding.whole import Whole, first_weights, hot_ids, inputs_of, plan_of, spread
+from recsys.embedding.whole import TABLES, Whole, first_weights, hot_ids, inputs_of, plan_of, spread
+from tables import default_dtype
 
 ORDERED = {"table", "table pooled", "rows", "columns"}
 """Layouts in which every sum has one order, whatever the number of ranks.
@@ -51,6 +52,25 @@ def compare(found, wanted, *, exact):
             assert torch.equal(a, b), float((a - b).abs().max())
         else:
             torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-6)
+
+
+def test_another_default_dtype_of_torch_changes_nothing():
+    tables = tuple(table for table in TABLES if not table.weighted)
+    plan = plan_of(spread(2)["mixed"], 2, tables=tables, optimizer="adam")
+    start = first_weights(tables)
+    batches = [[inputs_of(tables, rank, step) for step in range(2)] for rank in range(2)]
+
+    def be(place):
+        bags = ShardedEmbeddingBag(plan, place.comm, lr=0.02, weights=start, hot=hot_ids(plan))
+        for batch in batches[place.rank]:
+            sum((x.square() / 2).sum() for x in bags(batch)).backward()
+            bags.step()
+        return bags.full_weights()
+
+    (wanted, _) = run_world(2, be)
+    with default_dtype(torch.bfloat16):
+        for found in run_world(2, be):
+            compare(found, wanted, exact=True)
 
 
 OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam"]

@@ -1,4 +1,4 @@
-"""What travels is what recsys/wire.py says, to the byte; and fewer bits cost what they may."""
+"""What travels is what layouts/embedding_messages.py says, to the byte; and fewer bits cost what they may."""
 
 import numpy as np
 import pytest
@@ -7,6 +7,7 @@ import torch
 from pliant.comm import RecordedComm, run_world
 from pliant.layouts.embedding_messages import mask_bytes, request_bytes, sizes_bytes, vector_bytes
 from pliant.recsys import ShardedEmbeddingBag, count_traffic
+from pliant.recsys.embedding.shard import Request
 from pliant.spec import Table, TableLayout
 from recsys.embedding.whole import TABLES, Whole, first_weights, hot_ids, inputs_of, plan_of, spread
 
@@ -230,3 +231,10 @@ def test_the_cost_framework_counts_batches_that_were_asked_for_ahead(name):
     traffic = [count_traffic(plan, steps, hot)[0], *count_traffic(plan, steps, hot, ahead=True)[1:]]
     sent = np.sum([t.sent_bytes() for t in traffic], axis=0)
     np.testing.assert_allclose(run_world(n, be), sent, atol=2 * sum(len(t.syncs) for t in traffic), rtol=0)
+
+
+@pytest.mark.parametrize("lengths", [[1, 1_000_000], [1, 1], [-3, 6], [6, -3], [2**31 - 1, 4]])
+def test_a_request_whose_bags_were_damaged_is_refused(lengths):
+    request = Request(slots=torch.zeros(3, dtype=torch.int32), lengths=torch.tensor(lengths, dtype=torch.int32))
+    with pytest.raises(ValueError, match=r"asks for 3 rows in bags of .* damaged"):
+        request.answer(torch.zeros(5, 4))

@@ -56,6 +56,15 @@ def test_sampled_rows_are_counted_exactly(first, second, capacity):
         assert merged.rows.ids.size / merged.rate == len(real)
 
 
+@pytest.mark.parametrize("offsets", [[1, 2], [0, 2, 1], [0, 4], []])
+def test_offsets_that_do_not_divide_the_lookups_are_refused(offsets):
+    counter = TableCounter("user", 10)
+    with pytest.raises(ValueError, match="offsets of table user begin with 0 and rise up to its 3 lookups"):
+        counter.add(np.arange(3), np.array(offsets, np.int64))
+    counter.add([], [])
+    assert counter.result().num_lookups == 0
+
+
 def test_distinct_rows_are_unbiased():
     errors = []
     for seed in range(30):

@@ -52,10 +52,11 @@ class _Workspace:
 
     def gather(self, slots: Mapping[str, Tensor]) -> Tensor:
         """Return a slot of all parameters that have blocks, one after another; a copy."""
-        return torch.cat([torch.empty(0, device=self.grid.device), *(slots[name] for name in self.names)])
+        nothing = torch.empty(0, dtype=torch.float32, device=self.grid.device)
+        return torch.cat([nothing, *(slots[name] for name in self.names)])
 
     def copy_to_parts(self, values: Tensor, slots: Mapping[str, Tensor]) -> None:
-        """Write what `gathered` returned back."""
+        """Write what `gather` returned back."""
         parts = values.split([len(slots[name]) for name in self.names])
         for name, part in zip(self.names, parts, strict=True):
             slots[name].copy_(part)

@@ -104,7 +104,7 @@ class OneBitAdam(OwnOptimizer):
         beta1, beta2 = group["betas"]
         state: dict[str, Any] = self.state[p]
         if not state:
-            state["step"] = torch.tensor(0.0)
+            state["step"] = torch.tensor(0.0, dtype=torch.float32)
             state["exp_avg"] = torch.zeros_like(p)
             state["exp_avg_sq"] = torch.zeros_like(p)
         before, frozen = float(state["step"]), self._has_turned

@@ -49,7 +49,8 @@ class DecoupledMomentumExecutor:
         """Make the exchange, and the place for its result."""
         device = bucket.flat.device
         codec = cast(Dct, codec_from(self.node.codec))
-        return SparseAverage(codec, bucket.numel, comm, device), torch.empty(bucket.numel, device=device)
+        room = torch.empty(bucket.numel, dtype=torch.float32, device=device)
+        return SparseAverage(codec, bucket.numel, comm, device), room
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Accumulate, exchange, take out."""

@@ -45,7 +45,8 @@ class MomentumDifferencesExecutor:
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Make the place for what a momentum has moved by, and prepare the averaging."""
-        return torch.empty(bucket.numel, device=bucket.flat.device), self.averaging.prepare(bucket, comm)
+        room = torch.empty(bucket.numel, dtype=torch.float32, device=bucket.flat.device)
+        return room, self.averaging.prepare(bucket, comm)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> None:
         """Let the momentum follow the gradient, average its moves, and add them to the estimate."""

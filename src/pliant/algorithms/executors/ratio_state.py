@@ -52,7 +52,7 @@ class RatioState:
 
     @classmethod
     def read(cls, slots: Mapping[str, Tensor]) -> "RatioState":
-        """Read it from any parameter's slot, (COURSE_NUMEL,)."""
+        """Read it from any parameter's slot, (RATIO_STATE_NUMEL,)."""
         return cls(**dict(zip(cls.__annotations__, next(iter(slots.values())).tolist(), strict=True)))
 
     def write(self, slots: Mapping[str, Tensor]) -> None:

@@ -97,7 +97,7 @@ class DelayedExecutor:
 
     def prepare(self, bucket: Bucket, comm: Comm) -> Any:
         """Make a bucket of our own for what is on its way, and prepare the inner algorithm for it."""
-        own = replace(bucket, flat=torch.empty(bucket.numel, device=bucket.flat.device))
+        own = replace(bucket, flat=torch.empty(bucket.numel, dtype=torch.float32, device=bucket.flat.device))
         return own, torch.empty_like(own.flat), self.inner.prepare(own, comm)
 
     def on_ready(self, bucket: Bucket, state: State, comm: Comm, context: StepContext) -> Deferred | None:

@@ -16,14 +16,14 @@ def in_blocks(x: Tensor, block: int, fill: float) -> Tensor:
 
 def lengths_of(x: Tensor, block: int) -> Tensor:
     """Return how many elements of x each block has, float32 (num_blocks,)."""
-    lengths = torch.full((-(-x.numel() // block),), float(block), device=x.device)
+    lengths = torch.full((-(-x.numel() // block),), float(block), dtype=torch.float32, device=x.device)
     lengths[-1] = x.numel() - block * (lengths.numel() - 1)
     return lengths
 
 
 def lane_sums(rows: Tensor) -> Tensor:
     """Return the sums of rows, (num_blocks, block): element i in column i % 16, then halves onto halves."""
-    lanes = torch.zeros(len(rows), _LANES, device=rows.device)
+    lanes = torch.zeros(len(rows), _LANES, dtype=torch.float32, device=rows.device)
     for part in rows.view(len(rows), -1, _LANES).unbind(1):
         lanes += part
     while lanes.shape[1] > 1:

@@ -24,7 +24,7 @@ def sigma_encode(x: Tensor, residual: Tensor | None, payload: Tensor, block: int
     x = with_residual(x, residual)
     magnitudes, lengths = in_blocks(x, block, 0.0).abs(), lengths_of(x, block)
     most = magnitudes.amax(1)  # (num_blocks,)
-    unit = torch.where(most >= _HUGE, 2.0**-12, 1.0)
+    unit = torch.where(most >= _HUGE, 2.0**-12, 1.0).to(most.dtype)
     magnitudes, largest = magnitudes * unit[:, None], most * unit
     squares = magnitudes * magnitudes
     limit = lane_sums(squares) / lengths * _LIMIT

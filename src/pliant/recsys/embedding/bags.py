@@ -190,7 +190,7 @@ def _parts(feature: Feature, given: Any, device: torch.device, *, last: bool) ->
     if weights is not None:
         weights = _checked_weights(feature, ids, weights, device)
     elif feature.table.weighted:
-        weights = torch.ones(ids.numel(), device=device)
+        weights = torch.ones(ids.numel(), dtype=torch.float32, device=device)
     return ids.reshape(-1).to(device, torch.int64), starts, weights
 
 
@@ -210,7 +210,7 @@ def _checked_weights(feature: Feature, ids: Tensor, weights: Any, device: torch.
 
 def _join_weights(ids: Sequence[Tensor], weights: Sequence[Tensor | None]) -> Tensor:
     return torch.cat(
-        [torch.ones(len(i), device=i.device) if w is None else w for i, w in zip(ids, weights, strict=True)]
+        [torch.ones_like(i, dtype=torch.float32) if w is None else w for i, w in zip(ids, weights, strict=True)]
     )
 
 

@@ -108,10 +108,10 @@ class LookupGroups:
         self._device = device
         self.comm = duplicate(comm)
         self.channel = PairwiseChannel(self.comm, device)
+        require_same(self.comm, "the plan", canonical_hash(plan), device)
         self.sums = RecordedComm(self.comm)
         self._by_hosts = hierarchical_comm(self.sums, hosts) if plan.hierarchical and hosts is not None else None
         self.sum_over: Comm = self._by_hosts or self.sums
-        require_same(self.comm, "the plan", canonical_hash(plan), device)
 
     def another(self) -> PairwiseChannel:
         """Return exchanges through a group of their own. Collective."""

@@ -1,13 +1,12 @@
 """Which rows are hot, and how that changes while training: without a stop, and without a change of values."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from pliant.codecs.finite import tensor_hash
-from pliant.comm.agreement import require_same
+from pliant.comm.agreement import require_same, telling_of_failure
 from pliant.comm.base import Comm
 from pliant.recsys.embedding.channel import PairwiseChannel
 from pliant.recsys.embedding.groups import Group
@@ -86,16 +85,14 @@ def agree_hot_ids(
     Raises:
         ValueError: Ranks name different rows, or a table may not have hot rows, or not so many.
         IndexError: A table has no such row.
+        TypeError: What is named are no ids.
 
     """
-    try:
+    what = "the set of hot rows"
+    with telling_of_failure(comm, what, device):
         ids = _checked(plan, hot, device)
-    except (ValueError, IndexError):
-        with suppress(ValueError):  # that the others do not agree with this rank is what they shall hear
-            require_same(comm, "the set of hot rows", None, device)
-        raise
     counts = torch.tensor([len(its) for its in ids.values()], dtype=torch.int64, device=device)
-    require_same(comm, "the set of hot rows", tensor_hash(torch.cat([counts, *ids.values()])), device)
+    require_same(comm, what, tensor_hash(torch.cat([counts, *ids.values()])), device)
     return ids
 
 

@@ -17,7 +17,7 @@ from pliant.recsys.embedding.modules import require_tables
 from pliant.recsys.embedding.optimizers import RowRule
 from pliant.recsys.embedding.prefetch import Prefetcher
 from pliant.recsys.embedding.round_trip import GradientReturn, LookupRoundTrip, exchange_requests
-from pliant.recsys.embedding.state import gather_rows, parts_of_ranks, read_rows, saved_hot, saved_state
+from pliant.recsys.embedding.state import checked_parts, gather_rows, read_rows, saved_hot, saved_state
 from pliant.recsys.embedding.stats import LookupStats, stats_of
 from pliant.recsys.embedding.step_check import StepCheck
 from pliant.spec.embedding import EmbeddingPlan
@@ -66,15 +66,14 @@ class ShardedEmbeddingBag(nn.Module):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
-        self.plan = plan
-        self.lr = lr
+        self.plan, self.lr = plan, lr
         self.device = torch.device(device)
         self._seed = seed
         self._rule = RowRule(kind=plan.optimizer, eps=eps, betas=betas)
         self._divisor = comm.size if average else 1
         self._ranks = LookupGroups(plan, comm, hosts, self.device)
         self._local = build_local_tables(plan, comm.rank, source_of(plan.tables, weights, seed), self.device)
-        self._anchor = torch.zeros(0, device=self.device, requires_grad=True)
+        self._anchor = torch.zeros(0, dtype=torch.float32, device=self.device, requires_grad=True)
         self._open: list[LookupRoundTrip] = []  # since the last step
         self._returning: list[GradientReturn] = []
         self._prefetcher = Prefetcher(self._local, self._ranks.another)
@@ -114,7 +113,7 @@ class ShardedEmbeddingBag(nn.Module):
 
     def _reseed(self) -> None:
         """Random rounding in a step depends on the step and the rank, and on nothing before."""
-        self._generator.manual_seed((self._seed * 1_000_003 + self.num_steps) * 4096 + self._ranks.comm.rank)
+        self._generator.manual_seed(((self._seed * 1_000_003 + self.num_steps) * 4096 + self._ranks.comm.rank) % 2**63)
 
     @uncompiled
     def forward(self, inputs: Inputs) -> list[Tensor]:
@@ -161,8 +160,10 @@ class ShardedEmbeddingBag(nn.Module):
 
     def _send_back(self, trip: LookupRoundTrip, gradients: Sequence[Tensor]) -> None:
         """Send gradients of what `forward` returned to the owners of rows. Called by autograd."""
-        if self._prefetcher.busy and trip not in self._open:
-            raise ValueError("backward() goes through a forward() of an earlier step, but prefetch() has come between.")
+        if trip not in self._open:
+            if self._prefetcher.busy:
+                raise ValueError("backward() goes through a forward() of an earlier step, but prefetch() came between.")
+            self._open.append(trip)  # the next step changes its rows
         self._returning.append(trip.back(self._ranks.channel, gradients, self._generator))
 
     @uncompiled
@@ -226,12 +227,12 @@ class ShardedEmbeddingBag(nn.Module):
         state loads under any plan with the same tables and optimizer, and at any number of ranks. A module that
         this one is part of leaves it out of its own state, which is that of one rank.
         """
+        del prefix, keep_vars
+        if destination is not None:  # that of a module that this one is part of, which any rank may ask for by itself
+            return destination
         self._require_no_gradients("state_dict()")
         self._synchronize()
         self._local.refresh_owners()
-        del prefix, keep_vars
-        if destination is not None:
-            return destination
         return saved_state(self._local, self.plan.tables, self._ranks.comm, self.num_steps, self.hot)
 
     @torch.no_grad()
@@ -244,17 +245,17 @@ class ShardedEmbeddingBag(nn.Module):
             assign: Without effect.
 
         Raises:
-            ValueError: Tables or optimizers differ, or parts are missing.
+            ValueError: Tables or optimizers differ, or parts are missing; on all ranks, before anything changes.
 
         """
         del strict, assign
         self._require_no_gradients("load_state_dict()")
         self._prefetcher.drop()
-        parts = parts_of_ranks(state_dict)
+        parts = checked_parts(state_dict, self._local, self.plan, self._ranks.comm)
         self.num_steps = int(parts[0]["counters"][0])
         hot = self.hot | saved_hot(parts, self.plan)
         self.set_hot({})
-        read_rows(self._local, self.plan, [part["tables"] for part in parts])
+        read_rows(self._local, self.plan.tables, parts)
         self.age = 0
         self._reseed()
         self.set_hot(hot)
@@ -265,7 +266,7 @@ class ShardedEmbeddingBag(nn.Module):
 
     def stats(self) -> LookupStats:
         """Return what lookups have cost this rank so far."""
-        channels = [self._ranks.channel, *self._prefetcher.channels]
+        channels = self._ranks.channel, *self._prefetcher.channels
         return stats_of(channels, self._ranks.sums, self._counts, self.num_steps, self.age)
 
     def nbytes(self) -> dict[str, int]:

@@ -47,9 +47,9 @@ class TableRows:
 
     def __init__(self, num: int, dim: int, kind: RowOptimizer, device: torch.device) -> None:
         per_element, per_row = STATE_NUMBERS[kind]
-        self.weights = torch.zeros(num, dim, device=device)
-        self.elements = torch.zeros(per_element, num, dim, device=device)
-        self.numbers = torch.zeros(per_row, num, device=device)
+        self.weights = torch.zeros(num, dim, dtype=torch.float32, device=device)
+        self.elements = torch.zeros(per_element, num, dim, dtype=torch.float32, device=device)
+        self.numbers = torch.zeros(per_row, num, dtype=torch.float32, device=device)
 
     @property
     def nbytes(self) -> int:

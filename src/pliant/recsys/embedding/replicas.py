@@ -25,7 +25,7 @@ class Replicas:
         self.spans = tuple(spans)
         self.dim = dim
         self.rows = TableRows(num, dim, kind, device)
-        self.gradients = torch.zeros(num, dim, device=device)
+        self.gradients = torch.zeros(num, dim, dtype=torch.float32, device=device)
         self.touched = torch.zeros(num, dtype=torch.uint8, device=device)
 
     def add(self, slots: Tensor, gradients: Tensor) -> None:

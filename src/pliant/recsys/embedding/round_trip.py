@@ -48,7 +48,7 @@ class EarlyAnswers:
         local = trip.local
         nobody: Chosen = [[None for _ in its] for its in trip.asked]
         vectors = [
-            torch.empty(sum(look.num_vectors), shard.group.dim, device=local.device)
+            torch.empty(sum(look.num_vectors), shard.group.dim, dtype=torch.float32, device=local.device)
             for shard, look in zip(local.shards, trip.lookups, strict=True)
         ]
         return cls(vectors=vectors, to_send=nobody, to_come=nobody)
@@ -64,6 +64,8 @@ class LookupRoundTrip:
     here: list[LocalLookup]
     asked: list[list[Request]]
     """By group and rank: what ranks want of this one."""
+    hot_keys: list[Tensor]
+    """Keys of each group's hot rows, of which places were found here."""
     early: "EarlyAnswers | None" = None
 
     def counts(self) -> Tensor:
@@ -118,7 +120,17 @@ class LookupRoundTrip:
     def back(
         self, channel: PairwiseChannel, gradients: Sequence[Tensor], generator: torch.Generator
     ) -> "GradientReturn":
-        """Send the gradients of vectors to their owners; those of replicas stay here. `gradients` as of `answers`."""
+        """Send the gradients of vectors to their owners; those of replicas stay here. `gradients` as of `answers`.
+
+        Raises:
+            ValueError: Other rows are hot now: places among the replicas are those of others. On all ranks alike.
+
+        """
+        if any(group.hot_keys is not keys for group, keys in zip(self.local.groups, self.hot_keys, strict=True)):
+            raise ValueError(
+                "backward() goes through a forward() from before set_hot() or load_state_dict(), which have moved hot "
+                "rows; call them between step() and the next forward()."
+            )
         n, rank = channel.comm.size, channel.comm.rank
         sends: list[list[Tensor]] = [[] for _ in range(n)]
         came: list[list[Tensor]] = [[] for _ in range(n)]
@@ -166,7 +178,7 @@ def _place(into: Tensor, index: Tensor, vectors: Tensor) -> None:
 def _decoded(wire: list[Tensor], group: Group) -> Tensor:
     if group.bits == 32:
         return wire[0]
-    out = torch.empty(len(wire[0]), group.dim, device=wire[0].device)
+    out = torch.empty(len(wire[0]), group.dim, dtype=torch.float32, device=wire[0].device)
     from_wire(wire, group.bits, out)
     return out
 
@@ -207,7 +219,8 @@ def exchange_requests(local: LocalTables, read: Callable[[], BagBatch], channel:
         [[part for its in asked for part in its[peer].parts] for peer in range(n)],
     ).wait()
     here = [LocalLookup(group, batch, local.replicas[group.dim]) for group in local.replicated]
-    return LookupRoundTrip(local=local, batch=batch, lookups=lookups, here=here, asked=asked)
+    hot_keys = [group.hot_keys for group in local.groups]
+    return LookupRoundTrip(local=local, batch=batch, lookups=lookups, here=here, asked=asked, hot_keys=hot_keys)
 
 
 def _exchange_sizes(

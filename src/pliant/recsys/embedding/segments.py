@@ -52,7 +52,7 @@ class ScratchBuffer:
     """Memory that is used again and again: fresh pages would take longer than the sums in them."""
 
     def __init__(self, device: torch.device) -> None:
-        self._numbers = torch.empty(0, device=device)
+        self._numbers = torch.empty(0, dtype=torch.float32, device=device)
 
     @property
     def nbytes(self) -> int:
@@ -111,7 +111,7 @@ def divide_means(bags: Tensor, batch: BagBatch, runs: list[BagRun]) -> Tensor:
     """Return bags, float32 (num_bags, dim), divided by their lengths where the mean is wanted."""
     if not any(run.mean for run in runs):
         return bags
-    divisors = torch.ones(batch.num_bags, 1, device=batch.ids.device)
+    divisors = torch.ones(batch.num_bags, 1, dtype=torch.float32, device=batch.ids.device)
     for run in runs:
         if run.mean:
             divisors[run.bags, 0] = batch.lengths[run.bags].clamp(min=1).float()

@@ -36,7 +36,7 @@ class Request:
         return cls(
             slots=torch.empty(sizes[0], dtype=torch.int32, device=device),
             lengths=torch.empty(sizes[1], dtype=torch.int32, device=device) if len(sizes) > 1 else None,
-            weights=torch.empty(sizes[0], device=device) if weighted else None,
+            weights=torch.empty(sizes[0], dtype=torch.float32, device=device) if weighted else None,
         )
 
     @property
@@ -54,10 +54,21 @@ class Request:
         return self if index is None else Request(slots=self.slots[index])
 
     def answer(self, weights: Tensor) -> Tensor:
-        """Return the vectors asked for, float32 (num vectors, dim), out of weights (slots, dim)."""
+        """Return the vectors asked for, float32 (num vectors, dim), out of weights (slots, dim).
+
+        Raises:
+            ValueError: Bags do not divide the ids: a request comes from another rank.
+
+        """
         if self.lengths is None:
             return weights.index_select(0, self.slots)
-        starts = self.lengths.cumsum(0, dtype=torch.int32) - self.lengths
+        ends = self.lengths.cumsum(0)
+        if len(ends) and (int(self.lengths.min()) < 0 or int(ends[-1]) != len(self.slots)):
+            raise ValueError(
+                f"a rank asks for {len(self.slots)} rows in bags of {int(ends[-1])} in all; the request was damaged on "
+                "its way."
+            )
+        starts = (ends - self.lengths).to(torch.int32)
         return sum_rows(weights, self.slots, starts, self.weights)
 
 

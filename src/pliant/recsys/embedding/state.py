@@ -1,11 +1,12 @@
 """Saved state of the tables on a rank: independent of the plan and of the number of ranks."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pliant.comm.agreement import require_same, telling_of_failure
 from pliant.comm.base import Comm
 from pliant.recsys.embedding.groups import PieceSpan
 from pliant.recsys.embedding.initial import parts_of
@@ -14,7 +15,7 @@ from pliant.recsys.embedding.optimizers import TableRows
 from pliant.spec import Table
 from pliant.spec.embedding import EmbeddingPlan
 
-__all__ = ["gather_rows", "parts_of_ranks", "read_rows", "saved_hot", "saved_state"]
+__all__ = ["checked_parts", "gather_rows", "read_rows", "saved_hot", "saved_state"]
 
 
 def gather_rows(local: LocalTables, comm: Comm, tables: Sequence[Table], name: str | None) -> list[Tensor]:
@@ -25,7 +26,7 @@ def gather_rows(local: LocalTables, comm: Comm, tables: Sequence[Table], name: s
 
 
 def _gather_table(local: LocalTables, comm: Comm, index: int, table: Table) -> Tensor:
-    full = torch.zeros(table.num_rows, table.dim, device=local.device)
+    full = torch.zeros(table.num_rows, table.dim, dtype=torch.float32, device=local.device)
     for rows, span in _places(local):
         if span.piece.index == index and (span.piece.layout.kind != "replicated" or comm.rank == 0):
             piece = span.piece
@@ -84,65 +85,26 @@ def _saved_rows(local: LocalTables, tables: Sequence[Table], rank: int, num_rank
     return found
 
 
-def read_rows(local: LocalTables, plan: EmbeddingPlan, parts: Iterable[Mapping[str, Any]]) -> None:
-    """Take this rank's rows out of what all ranks have saved, one part at a time.
-
-    Where a table is cut by other columns than before, a number that belongs to a row becomes the mean over its columns.
+def checked_parts(
+    state: Mapping[str, Any], local: LocalTables, plan: EmbeddingPlan, comm: Comm
+) -> list[Mapping[str, Any]]:
+    """Return the parts of all ranks that saved a state, in their order. Collective; nothing changes yet.
 
     Raises:
-        ValueError: Tables or optimizers differ, or rows are missing.
+        ValueError: Some rank was given a state of other tables or another optimizer, without all parts or rows, or not
+            the state that others were given: on all ranks.
 
     """
-    index = {table.name: t for t, table in enumerate(plan.tables)}
-    places: dict[int, list[tuple[TableRows, PieceSpan]]] = {}
-    for rows, span in _places(local):
-        rows.numbers[:, span.slot : span.slot + span.num] = 0.0
-        places.setdefault(span.piece.index, []).append((rows, span))
-    missing = {(t, k): s.num * s.piece.dim for t, its in places.items() for k, (_, s) in enumerate(its)}
-    for part in parts:
-        unknown = [name for name in part if name not in index]
-        if unknown or len(part) != len(index):
-            raise ValueError(f"the state has tables {', '.join(part)}, but the plan has {', '.join(index)}.")
-        for name, pieces in part.items():
-            for saved in pieces.values():
-                for k, (rows, span) in enumerate(places.get(index[name], [])):
-                    missing[index[name], k] -= _copied(saved, rows, span, name)
-    lacking = sorted({plan.tables[t].name for (t, _), left in missing.items() if left})
-    if lacking:
-        raise ValueError(f"the state lacks rows of {', '.join(lacking)}; load the parts of all ranks, each once.")
+    what, device = "the state to load", local.device
+    with telling_of_failure(comm, what, device):
+        parts = _parts_of_ranks(state)
+        _require_rows(local, plan, [part["tables"] for part in parts])
+        counters = str(parts[0]["counters"].tolist())
+    require_same(comm, what, counters, device, cure="give every rank the parts of one state")
+    return parts
 
 
-def _copied(saved: Mapping[str, Tensor], rows: TableRows, span: PieceSpan, name: str) -> int:
-    """Copy what a saved piece and a span have in common; return how many numbers of weights that were."""
-    kept = {f"element{k}" for k in range(len(rows.elements))} | {f"number{m}" for m in range(len(rows.numbers))}
-    if set(saved) != {"rows", "weights", *kept}:
-        raise ValueError(f"the state of table {name!r} was saved by another optimizer of rows than this plan's.")
-    first, stride, num, column = saved["rows"].tolist()
-    low = max(column, span.piece.first_column)
-    high = min(column + saved["weights"].shape[1], span.piece.first_column + span.piece.dim)
-    if high <= low:
-        return 0
-    there, here = (
-        slice(low - column, high - column),
-        slice(low - span.piece.first_column, high - span.piece.first_column),
-    )
-    share, copied, device = (high - low) / span.piece.dim, 0, rows.weights.device
-    for part in parts_of(num):
-        at = torch.arange(part.start, part.stop, device=device)
-        away = first + stride * at - span.first
-        mine = (away >= 0) & (away % span.stride == 0) & (away // span.stride < span.num)
-        slots, at = span.slot + away[mine] // span.stride, at[mine]
-        rows.weights[slots, here] = saved["weights"].to(device)[at, there]
-        for k in range(len(rows.elements)):
-            rows.elements[k, slots, here] = saved[f"element{k}"].to(device)[at, there]
-        for m in range(len(rows.numbers)):
-            rows.numbers[m, slots] += share * saved[f"number{m}"].to(device)[at]
-        copied += len(at) * (high - low)
-    return copied
-
-
-def parts_of_ranks(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the parts of all ranks that saved a state, in their order. Raises ValueError if some are missing."""
+def _parts_of_ranks(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if "rank0" not in state:
         raise ValueError(
             f"the state holds {', '.join(state) or 'nothing'}; it needs the parts of all ranks, also rank0."
@@ -152,3 +114,79 @@ def parts_of_ranks(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if absent:
         raise ValueError(f"the state was saved by {num_ranks} ranks, but it lacks {', '.join(absent)}.")
     return [state[f"rank{rank}"] for rank in range(num_ranks)]
+
+
+def _require_rows(local: LocalTables, plan: EmbeddingPlan, parts: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ValueError unless parts have this plan's tables, and all of this rank's rows with what is kept of them."""
+    names = [table.name for table in plan.tables]
+    for part in parts:
+        if set(part) != set(names):
+            raise ValueError(f"the state has tables {', '.join(part)}, but the plan has {', '.join(names)}.")
+    lacking: list[str] = []
+    for rows, span in _places(local):
+        name, left = names[span.piece.index], span.num * span.piece.dim
+        kept = {f"element{k}" for k in range(len(rows.elements))} | {f"number{m}" for m in range(len(rows.numbers))}
+        for saved in _saved_of(name, parts):
+            if set(saved) != {"rows", "weights", *kept}:
+                raise ValueError(
+                    f"the state of table {name!r} was saved by another optimizer of rows than this plan's."
+                )
+            low, high = _columns(saved, span)
+            left -= max(0, high - low) * sum(len(at) for _, at in _rows(saved, span, local.device))
+        if left:
+            lacking.append(name)
+    if lacking:
+        named = ", ".join(sorted(set(lacking)))
+        raise ValueError(f"the state lacks rows of {named}; load the parts of all ranks, each once.")
+
+
+def read_rows(local: LocalTables, tables: Sequence[Table], parts: Sequence[Mapping[str, Any]]) -> None:
+    """Take this rank's rows out of what all ranks have saved, as `checked_parts` returns it, one part at a time.
+
+    Where a table is cut by other columns than before, a number that belongs to a row becomes the mean over its columns.
+    """
+    for rows, span in _places(local):
+        numbers = rows.numbers.new_zeros(len(rows.numbers), span.num)  # a saved tensor may be the live one
+        for saved in _saved_of(tables[span.piece.index].name, [part["tables"] for part in parts]):
+            _copy(saved, rows, span, numbers)
+        rows.numbers[:, span.slot : span.slot + span.num] = numbers
+
+
+def _copy(saved: Mapping[str, Tensor], rows: TableRows, span: PieceSpan, numbers: Tensor) -> None:
+    """Copy what a saved piece and a span have in common, and add its share of numbers of rows, (m, span.num)."""
+    low, high = _columns(saved, span)
+    if high <= low:
+        return
+    first, device = int(saved["rows"][3]), rows.weights.device
+    there = slice(low - first, high - first)
+    here = slice(low - span.piece.first_column, high - span.piece.first_column)
+    for place, at in _rows(saved, span, saved["weights"].device):
+        mine = place.to(device)
+        rows.weights[span.slot + mine, here] = saved["weights"][at, there].to(device)
+        for k in range(len(rows.elements)):
+            rows.elements[k, span.slot + mine, here] = saved[f"element{k}"][at, there].to(device)
+        for m in range(len(rows.numbers)):
+            numbers[m, mine] += saved[f"number{m}"][at].to(device) * ((high - low) / span.piece.dim)
+
+
+def _saved_of(name: str, parts: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Tensor]]:
+    """Return the saved pieces of a table."""
+    for part in parts:
+        yield from part[name].values()
+
+
+def _columns(saved: Mapping[str, Tensor], span: PieceSpan) -> tuple[int, int]:
+    """Return the columns that a saved piece and a span have in common; none if the second is not above the first."""
+    first = int(saved["rows"][3])
+    low = max(first, span.piece.first_column)
+    return low, min(first + saved["weights"].shape[1], span.piece.first_column + span.piece.dim)
+
+
+def _rows(saved: Mapping[str, Tensor], span: PieceSpan, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Return places, int64 (num,), in a span and in a saved piece of the rows that both have, a part at a time."""
+    first, stride, num, _ = saved["rows"].tolist()
+    for part in parts_of(num):
+        at = torch.arange(part.start, part.stop, device=device)
+        away = first + stride * at - span.first
+        mine = (away >= 0) & (away % span.stride == 0) & (away // span.stride < span.num)
+        yield away[mine] // span.stride, at[mine]

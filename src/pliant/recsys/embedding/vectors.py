@@ -13,7 +13,8 @@ _BLOCK_ROWS = 4096
 def empty_wire(num: int, dim: int, bits: int, device: torch.device) -> list[Tensor]:
     """Return tensors to receive so many vectors in."""
     if bits == 8:
-        return [torch.empty(num, device=device), torch.empty(num, dim, dtype=torch.int8, device=device)]
+        scales = torch.empty(num, dtype=torch.float32, device=device)
+        return [scales, torch.empty(num, dim, dtype=torch.int8, device=device)]
     return [torch.empty(num, dim, dtype=torch.float32 if bits == 32 else torch.bfloat16, device=device)]
 
 
@@ -37,7 +38,7 @@ def to_wire(vectors: Tensor, bits: int, generator: torch.Generator | None = None
         if generator is None:
             scaled.round_()
         else:
-            noise = torch.rand(scaled.shape, generator=generator, device=scaled.device)
+            noise = torch.rand(scaled.shape, dtype=torch.float32, generator=generator, device=scaled.device)
             scaled.add_(noise).floor_()
         codes[part] = scaled.nan_to_num_(0.0).clamp_(-_LEVELS, _LEVELS).to(torch.int8)
     return [scales, codes]

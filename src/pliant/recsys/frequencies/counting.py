@@ -49,7 +49,7 @@ class TableCounter:
         one.
 
         Raises:
-            ValueError: An id is not of this table.
+            ValueError: An id is not of this table, or offsets do not divide the lookups.
 
         """
         found = _array(ids)
@@ -59,7 +59,13 @@ class TableCounter:
         if offsets is None:
             self._bags[1] += found.size
         else:
-            sizes = np.diff(_array(offsets), append=found.size)
+            sizes = np.diff(_array(offsets), prepend=0, append=found.size)  # before the first bag, then of each
+            if sizes[0] or sizes.min() < 0:
+                raise ValueError(
+                    f"offsets of table {self.name} begin with 0 and rise up to its {found.size} lookups, but are "
+                    f"{_array(offsets)}; give where each bag begins."
+                )
+            sizes = sizes[1:]
             self._bags += np.bincount(np.minimum(sizes, _BAG_SIZES - 1), minlength=_BAG_SIZES)
         self._num_lookups += found.size
         self._num_waiting += found.size

@@ -1,6 +1,7 @@
 """Bring the counters of all ranks together."""
 
 import io
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +18,10 @@ def merge_counters(counter: FrequencyCounter, comm: Comm) -> FrequencyCounter:
     Collective: the sizes (8 bytes), then the counters, padded to the largest, to everybody; without pickle.
     """
     file = io.BytesIO()
-    states = {f"{t}.{name}": array for t, table in enumerate(counter.tables) for name, array in table.state().items()}
-    np.savez(file, allow_pickle=False, **states)
+    states: dict[str, Any] = {}
+    for t, table in enumerate(counter.tables):
+        states |= {f"{t}.{name}": array for name, array in table.state().items()}
+    np.savez(file, **states)
     mine = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
     sizes = torch.zeros(comm.size, dtype=torch.int64)
     comm.all_gather(sizes, torch.tensor([mine.numel()])).wait()

@@ -144,7 +144,7 @@ class Frequencies:
             plain.append({k: v for k, v in body.items() if not isinstance(v, np.ndarray)})
         header = json.dumps({"pliant": "Frequencies", "format": _FORMAT, "tables": plain})
         file = io.BytesIO()
-        np.savez(file, allow_pickle=False, header=np.frombuffer(header.encode(), np.uint8), **arrays)
+        np.savez(file, header=np.frombuffer(header.encode(), np.uint8), **arrays)
         write_atomically(Path(path), file.getvalue())
 
     @classmethod

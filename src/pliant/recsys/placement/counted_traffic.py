@@ -101,7 +101,7 @@ def _step(
 def _piece(
     plan: EmbeddingPlan, piece: Piece, of_ranks: Sequence[tuple[Ids, Ids]], hot_ids: Mapping[int, Ids]
 ) -> tuple[npt.NDArray[Any], ...]:
-    """Return ids, vectors, bags (ranks, ranks), lookups, warm, updated (ranks,), as `Load.of` takes them."""
+    """Return ids, vectors, bags (ranks, ranks), lookups, warm, updated (ranks,), as `PieceLoad.of` takes them."""
     n, layout = plan.num_ranks, piece.layout
     ids, vectors, bags = (np.zeros((n, n)) for _ in range(3))
     lookups, warm = np.zeros(n), np.zeros(n)

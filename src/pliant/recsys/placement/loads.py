@@ -168,7 +168,7 @@ def asked_by_group(plan: EmbeddingPlan, pieces: Sequence[Piece], vectors: Floats
 
 
 def group_counts(shared: Iterable[Shared]) -> tuple[int, int]:
-    """Return how many groups of vectors and of sums there are: pieces that are alike are one (see wire.py)."""
+    """Return how many groups of vectors and of sums there are: pieces that are alike are one."""
     moves = [key[2] for key in shared if key[0] == "group"]
     return moves.count("vectors"), moves.count("sums")
 
