@@ -62,7 +62,7 @@ class ExpectsMessages(ABC):
     def expect_no_more(self) -> None:
         """Let go of what was expected: each work, whoever keeps it, would keep the connections of this group."""
         for work in list(self._expected):
-            work.give_up(RuntimeError("the group was closed before the message came"))
+            work.let_go(RuntimeError("the group was closed before the message came"))
 
     def new_tag(self) -> int:
         """Return a tag that no message of this group has had; see `Comm.new_tag`."""

@@ -85,7 +85,7 @@ class PendingWorks:
             waits.discard(id(self))
         self._works = ()  # Gloo would wait for ever for what it has already handed over
 
-    def give_up(self, error: RuntimeError) -> None:
+    def let_go(self, error: RuntimeError) -> None:
         """Hold nothing any more of a group that is closed: works keep its connections open. Whoever waits fails."""
         self._works = [FailedWork(error)] if self._works else ()
 
