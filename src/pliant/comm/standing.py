@@ -54,10 +54,11 @@ class StandingReceives:
         """
         if self._comm.is_in_order:
             receives = self._rounds[k]
-            return self._comm.exchange(sends, receives) if sends or receives else EndedWork(), EndedWork()
+            both = self._comm.exchange(sends, receives) if sends or receives else EndedWork()
+            return both, EndedWork()
         came = self.take(k)
-        if k + 1 < len(self._rounds):  # words go before messages, which may be long, over the same connection
-            self._standing[k + 1] = self._standing.get(k + 1) or self._post(k + 1)
+        if k + 1 < len(self._rounds) and k + 1 not in self._standing:
+            self._standing[k + 1] = self._post(k + 1)  # words go before messages, which may be long
         return came, self.send(sends, k)
 
     def take(self, k: int = 0) -> Work:
