@@ -1,5 +1,7 @@
 """The rows of laws over collectives: each makes a function of a vector, over any comm, on any device."""
 
+import itertools
+
 import torch
 
 from pliant import codecs as c, sharded_optimizer
@@ -199,8 +201,8 @@ def shared_sparse(comm, device):
 
 def neighbours(graph):
     def make(comm, device):
-        average = NeighborAverage(graph, NUMEL, comm, dtype=torch.float32, device=device)
-        return lambda x: [average(x, step) for step in range(3)]
+        average, steps = NeighborAverage(graph, NUMEL, comm, dtype=torch.float32, device=device), itertools.count()
+        return lambda x: [average(x, next(steps)) for _ in range(3)]
 
     return make
 

@@ -60,7 +60,7 @@ def check_sum(rounds, size):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_gathers_sums_and_averages_are_those_of_any_comm(size):
-    """On queues in order, as NCCL's are; gathers and sums in one, two and three rounds."""
+    """On queues in order, as NCCL's are, and where receives stand; gathers and sums in one, two and three rounds."""
     queues, numels = InOrderQueues(), (7, 8192 * size, 8192 * size + 3)
     forms = [average_form(numel, size) for numel in numels]
     assert forms[0] == "gather"
@@ -68,7 +68,7 @@ def test_gathers_sums_and_averages_are_those_of_any_comm(size):
 
     def body(place):
         comm, means = queues.wrap(place.comm), list[torch.Tensor]()
-        sent = [moved(comm, size, num_rounds) for num_rounds in (1, 2, 3)]
+        sent = [moved(over, size, num_rounds) for over in (comm, place.comm) for num_rounds in (1, 2, 3)]
         for numel in numels:
             average = ShortVectorAverage(numel, comm, CPU)
             for _ in range(2):
@@ -78,10 +78,10 @@ def test_gathers_sums_and_averages_are_those_of_any_comm(size):
 
     results = run_world(size, body, timeout_s=20)
     for sent, _ in results:
-        for num_rounds, counted in zip((1, 2, 3), sent, strict=True):
+        for num_rounds, counted in zip((1, 2, 3) * 2, sent, strict=True):
             hops = list(itertools.chain(*rounds_among(size, num_rounds)))
             rows = sum(len(hop.rows) for hop in hops)
-            assert counted == [(len(hops), size - 1), (len(hops), size - 1), (len(hops), rows)]
+            assert counted == 3 * [(len(hops), size - 1), (len(hops), size - 1), (len(hops), rows)]
     for k, numel in enumerate(numels):
         mean = sum(vector(rank, numel).double() for rank in range(size)) / size
         assert all(torch.equal(means[k], results[0][1][k]) for _, means in results)
@@ -89,25 +89,24 @@ def test_gathers_sums_and_averages_are_those_of_any_comm(size):
 
 
 def moved(comm, size, num_rounds):
-    """Check a gather, a sum and an all-to-all of whole numbers, whose sums are exact; return messages and rows sent."""
-    data, mine = (
-        [torch.arange(5.0 * size) * (rank + 1) for rank in range(size)],
-        slice(5 * comm.rank, 5 * comm.rank + 5),
-    )
-    counted = RecordedComm(comm)
-    rounds, x, sent = RoundsComm(counted, CPU, num_rounds=num_rounds), data[comm.rank], []
+    """Check gathers, sums and all-to-alls of whole numbers, whose sums are exact; return messages and rows of each."""
+    counted, mine = RecordedComm(comm), slice(5 * comm.rank, 5 * comm.rank + 5)
+    rounds, sent = RoundsComm(counted, CPU, num_rounds=num_rounds), []
     gathered, total, swapped = torch.empty(5 * size), torch.empty(5), torch.empty(5 * size)
-    for call in (
-        lambda: rounds.all_gather(gathered, x[:5]),
-        lambda: rounds.reduce_scatter(total, x),
-        lambda: rounds.all_to_all(swapped, x),
-    ):
-        counted.reset()
-        call().wait()
-        sent.append((counted.sent_messages, counted.sent_bytes // 20))
-    assert torch.equal(gathered, torch.cat([each[:5] for each in data]))
-    assert torch.equal(total, torch.stack(data).sum(0)[mine])
-    assert torch.equal(swapped, torch.cat([each[mine] for each in data]))
+    for turn in range(3):  # before the third their receives stand
+        data = [torch.arange(5.0 * size) * (rank + 1) + turn for rank in range(size)]
+        x = data[comm.rank]
+        for call in (
+            lambda x: rounds.all_gather(gathered, x[:5]),
+            lambda x: rounds.reduce_scatter(total, x),
+            lambda x: rounds.all_to_all(swapped, x),
+        ):
+            counted.reset()
+            call(x).wait()
+            sent.append((counted.sent_messages, counted.sent_bytes // 20))
+        assert torch.equal(gathered, torch.cat([each[:5] for each in data]))
+        assert torch.equal(total, torch.stack(data).sum(0)[mine])
+        assert torch.equal(swapped, torch.cat([each[mine] for each in data]))
     for root in {0, size // 2, size - 1}:
         told = data[root].clone() if root == comm.rank else torch.zeros(5 * size)
         rounds.broadcast(told, root).wait()

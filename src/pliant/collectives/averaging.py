@@ -9,8 +9,8 @@ from pliant.accelerator import is_accelerator
 from pliant.codecs import RandomK, all_finite, finite_flag
 from pliant.collectives.pairwise import rotated_peers
 from pliant.collectives.rounds import RoundsComm
-from pliant.collectives.standing import AllWorks, standing_receives
 from pliant.comm.base import Comm, Work, waited_for
+from pliant.comm.standing import AllWorks, StandingReceives
 from pliant.layouts.rounds import average_form, rounds_among
 
 __all__ = ["CastAllReduce", "SharedSparseAverage", "ShortVectorAverage"]
@@ -54,7 +54,7 @@ class ShortVectorAverage:
         self._came = [self._rows, *([torch.empty_like(self._rows)] if form == "halves" else [])]
         halves = self._came if self._at_once and form != "ring" else []
         peers = rotated_peers(comm)
-        self._standing = [standing_receives(comm, [[(p, rows[p]) for p in peers]], device) for rows in halves]
+        self._receives = [StandingReceives(comm, [[(p, rows[p]) for p in peers]]) for rows in halves]
 
     def __call__(self, x: Tensor) -> None:
         """Replace x, (numel,), by the mean over ranks."""
@@ -63,7 +63,7 @@ class ShortVectorAverage:
             pass
 
     def add_up(self, x: Tensor) -> Generator[None]:
-        """Replace x, (numel,), by the sum over ranks, in three stages at most; the second one's messages have tag 1.
+        """Replace x, (numel,), by the sum over ranks, in three stages at most, each with messages in their own order.
 
         All is one stage where rows go by way of other ranks, whose messages have one order.
         """
@@ -77,12 +77,12 @@ class ShortVectorAverage:
     def _gather(self, x: Tensor) -> Generator[None]:
         """Send x to all, and add up."""
         if self._at_once:
-            yield from self._swap([x] * self._comm.size, self._rows, 0)
+            yield from self._swap([x] * self._comm.size, 0)
         else:
             self._comm.all_gather(self._rows.view(-1), x).wait()
         self._add_rows(x)
         if self._at_once:
-            self._stand(0)
+            self._receives[0].stand()
 
     def _halves(self, x: Tensor) -> Generator[None]:
         """Send parts to their owners, who add up; and the sums to all."""
@@ -92,32 +92,23 @@ class ShortVectorAverage:
         if self._at_once:
             parts = padded.view(self._comm.size, -1)
             own = parts[self._comm.rank]
-            yield from self._swap(parts, self._rows, 0)
+            yield from self._swap(parts, 0)
             self._add_rows(own)
-            self._stand(0)
-            yield from self._swap([own] * self._comm.size, parts, 1)
-            self._stand(1)
+            self._receives[0].stand()
+            yield from self._swap([own] * self._comm.size, 1)
+            for p in rotated_peers(self._comm):
+                parts[p].copy_(self._came[1][p])
+            self._receives[1].stand()
         else:
             self._comm.reduce_scatter(self._rows[0], padded).wait()
             self._comm.all_gather(padded, self._rows[0]).wait()
         if padded is not x:
             x.copy_(padded[: len(x)])
 
-    def _swap(self, rows: Sequence[Tensor] | Tensor, into: Tensor, which: int) -> Generator[None]:
+    def _swap(self, rows: Sequence[Tensor] | Tensor, which: int) -> Generator[None]:
         """Send row p to rank p, and receive the row of each other rank, in the first or the second half."""
-        peers = rotated_peers(self._comm)
-        sends = [(p, rows[p]) for p in peers]
-        if (standing := self._standing[which]) is None:
-            yield from waited_for(self._comm.exchange(sends, [(p, into[p]) for p in peers], tag=which))
-            return
-        yield from waited_for(AllWorks(standing.take(), standing.send(sends)))
-        for p in peers if which else ():
-            into[p].copy_(self._came[which][p])
-
-    def _stand(self, which: int) -> None:
-        """Let the receives of a half of the next average stand, since what came has been read."""
-        if (standing := self._standing[which]) is not None:
-            standing.stand()
+        sends = [(p, rows[p]) for p in rotated_peers(self._comm)]
+        yield from waited_for(AllWorks(*self._receives[which].exchange(sends)))
 
     def _add_rows(self, own: Tensor) -> None:
         """Add the rows that have come to this rank's own, in the order of ranks."""

@@ -103,7 +103,7 @@ class CompressedAverage:
             pass
 
     def stages(self, x: Tensor, seed: int, residual: Tensor | None = None) -> Generator[None]:
-        """Do the same in three stages: 1; 2 and 3; 4. The second one's messages have tag 1.
+        """Do the same in three stages: 1; 2 and 3; 4. The second one's messages have an order of their own.
 
         All is one stage where payloads go by way of other ranks, whose messages have one order.
         """

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from pliant.codecs import Codec
-from pliant.collectives.standing import AllWorks, standing_receives
-from pliant.comm.base import Comm
+from pliant.comm.base import Comm, PeerTensors
+from pliant.comm.standing import AllWorks, StandingReceives
 from pliant.spec import Graph
 
 __all__ = ["CodedNeighborAverage", "NeighborAverage"]
@@ -17,7 +17,8 @@ class NeighborAverage:
     """One averaging step x_i <- sum_j W_ij x_j with the graph's matrix of the step.
 
     Phases: every rank sends its vector to the ranks whose rows name it, and receives from those that its own row names,
-    all at once; then it adds them up in the order of ranks. Bytes: N out per target and in per source.
+    all at once; then it adds them up in the order of ranks, and lets the receives of the next step stand, from whoever
+    that step's row names (`StandingReceives`). Bytes: N out per target and in per source.
 
     Lian et al., D-PSGD (arXiv:1705.09056), is this beside the gradient step.
 
@@ -36,18 +37,32 @@ class NeighborAverage:
         most = max(len(graph.mixing(step, comm.size)[comm.rank]) for step in steps)
         # A matching may leave this rank alone in its first step, and pair it in another.
         self._buffers = torch.empty(max(most - 1, 1), numel, dtype=dtype, device=device)
+        self._coming: list[PeerTensors] = [()]
+        """Receives of the next step, from its sources."""
+        self._begin(0)
 
     def __call__(self, x: Tensor, step: int) -> None:
         """Replace x, (numel,), by what the step's matrix makes of all ranks' vectors."""
+        if step != self._step:  # on all ranks, as after a state was loaded: nobody sends what stands
+            self._begin(step)
+        row, received = self._row, self._coming[0]
+        AllWorks(*self._receives.exchange([(i, x) for i in self._targets])).wait()
+        x.mul_(row[self._comm.rank])
+        for j, theirs in received:
+            x.add_(theirs, alpha=row[j])
+        self._look_ahead(step + 1)
+        self._receives.stand()
+
+    def _begin(self, step: int) -> None:
+        self._receives = StandingReceives(self._comm, self._coming)
+        self._look_ahead(step)
+
+    def _look_ahead(self, step: int) -> None:
+        """Find out with whom this rank mixes in a step."""
         mixing, me = self._graph.mixing(step, self._comm.size), self._comm.rank
-        row = mixing[me]
-        sources = sorted(row.keys() - {me})
-        received = dict(zip(sources, self._buffers, strict=False))
-        targets = [i for i, other in enumerate(mixing) if i != me and me in other]
-        self._comm.exchange([(i, x) for i in targets], list(received.items())).wait()
-        x.mul_(row[me])
-        for j in sources:
-            x.add_(received[j], alpha=row[j])
+        self._step, self._row = step, mixing[me]
+        self._targets = [i for i, row in enumerate(mixing) if i != me and me in row]
+        self._coming[0] = list(zip(sorted(self._row.keys() - {me}), self._buffers, strict=False))
 
 
 class CodedNeighborAverage:
@@ -91,7 +106,7 @@ class CodedNeighborAverage:
         )
         self._received = dict(zip(self.sources, others, strict=True))
         self._difference = torch.empty(numel, dtype=torch.float32, device=device)
-        self._standing = standing_receives(comm, [list(self._received.items())], device)
+        self._receives = StandingReceives(comm, [list(self._received.items())])
 
     def encode(self, x: Tensor, replicas: Mapping[int, Tensor], seed: int) -> None:
         """Take what is new in x, float32 (numel,), into its own replica, as far as the codec carries it."""
@@ -103,14 +118,10 @@ class CodedNeighborAverage:
     def exchange(self, replicas: Mapping[int, Tensor]) -> None:
         """Send what `encode` left to all that keep a replica of this rank's vector, and follow the sources."""
         sends = [(i, self._own) for i in self._targets]
-        if self._standing is None:
-            self._comm.exchange(sends, list(self._received.items())).wait()
-        else:
-            AllWorks(self._standing.take(), self._standing.send(sends)).wait()
+        AllWorks(*self._receives.exchange(sends)).wait()
         for j in self.sources:
             self._codec.decode_add(self._received[j], replicas[j])
-        if self._standing is not None:
-            self._standing.stand()
+        self._receives.stand()
 
     def mix_replicas(self, x: Tensor, replicas: Mapping[int, Tensor]) -> None:
         """Move x towards what the replicas, rank -> (numel,) of this rank and all sources, say."""

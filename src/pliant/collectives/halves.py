@@ -14,8 +14,8 @@ from pliant.accelerator import is_accelerator
 from pliant.codecs import Codec, encode_feedback
 from pliant.collectives.pairwise import rotated_peers
 from pliant.collectives.pieces import CodedPiece, Parts, payload_offsets
-from pliant.collectives.standing import AllWorks, standing_receives
 from pliant.comm.base import Comm, PeerSlots, PeerTensors, Work
+from pliant.comm.standing import AllWorks, StandingReceives
 
 __all__ = ["FromOwners", "OwnerGather", "OwnerReduction", "ToOwners"]
 
@@ -88,7 +88,8 @@ class ToOwners(OwnerReduction):
 
     def __init__(self, codec: Codec, parts: Parts, comm: Comm, device: torch.device, *, stands: bool = False) -> None:
         super().__init__(codec, parts, comm, device)
-        self._standing = standing_receives(comm, self._receives, device) if stands else None
+        may_stand = stands and not comm.is_in_order
+        self._standing = StandingReceives(comm, self._receives, pipelined=True) if may_stand else None
         self._sends = [_slots(codec, _pieces(parts, k, self._peers), device) for k in range(_num_rounds(parts))]
 
     def send(self, x: Tensor, residual: Tensor | None, seed: int) -> list[list[Work]]:
@@ -195,7 +196,7 @@ class FromOwners(OwnerGather):
     def __init__(self, codec: Codec, parts: Parts, comm: Comm, device: torch.device, *, stands: bool = False) -> None:
         super().__init__(codec, parts, comm, device)
         self._receives = [_slots(codec, _pieces(parts, k, self._peers), device) for k in range(self.num_rounds)]
-        self._standing = standing_receives(comm, self._receives, device) if stands else None
+        self._standing = StandingReceives(comm, self._receives, pipelined=True) if stands else None
         rounds = [dict(slots) for slots in self._receives]
         self.payloads = [[payloads[rank] for payloads in rounds if rank in payloads] for rank in range(comm.size)]
         own = [torch.empty(codec.nbytes(piece.numel), dtype=torch.uint8, device=device) for piece in parts[comm.rank]]
@@ -205,7 +206,7 @@ class FromOwners(OwnerGather):
         own = self.payloads[self._comm.rank]
         sends = [(peer, own[k]) for peer in self._peers if k < len(own)]
         if self._standing is not None:
-            return AllWorks(self._standing.take(k), self._standing.send(sends, k))
+            return AllWorks(*self._standing.exchange(sends, k))
         return self._comm.exchange(sends, self._receives[k], turn=k, tag=1)
 
     def stand(self, k: int) -> None:

@@ -152,7 +152,7 @@ class Comm(Protocol):
     def expect(self, receives: PeerTensors, *, turn: int = 0, tag: int = 0) -> Work:
         """Post receives of a later exchange, so that over Gloo its messages leave without waiting for a word.
 
-        They are due, and may fail, once somebody waits for them; see `collectives.StandingReceives`. Not for comms that
+        They are due, and may fail, once somebody waits for them; see `comm.StandingReceives`. Not for comms that
         are in order, where a receive before its time would wait for ever.
 
         Args:

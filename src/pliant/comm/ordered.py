@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from pliant.comm.base import Comm, CommError, ReduceOp, Work
+from pliant.comm.base import Comm, CommError, PeerTensors, ReduceOp, Work
 from pliant.comm.wrapped import WrappedComm
 
 __all__ = ["InOrderComm", "InOrderQueues"]
@@ -219,6 +219,9 @@ class InOrderComm(WrappedComm):
     ) -> Work:
         messages = [((self.rank, peer), x) for peer, x in sends] + [((peer, self.rank), x) for peer, x in receives]
         return self._post("exchange", [("message", ranks, x) for ranks, x in messages])
+
+    def expect(self, receives: PeerTensors, *, turn: int = 0, tag: int = 0) -> Work:
+        return self.exchange((), receives)  # in the queue like any other, where it holds up what follows
 
     def broadcast(self, x: Tensor, root: int) -> Work:
         return self._collective("broadcast", lambda: self._comm.broadcast(x, root))

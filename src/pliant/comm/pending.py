@@ -8,7 +8,7 @@ from typing import Protocol
 from pliant.comm.base import CommError
 from pliant.comm.progress import Progress
 
-__all__ = ["PendingWorks", "ReportsFailures", "TorchWork"]
+__all__ = ["FailedWork", "PendingWorks", "ReportsFailures", "TorchWork"]
 
 
 class ReportsFailures(Protocol):
@@ -84,3 +84,18 @@ class PendingWorks:
         finally:  # only now: who is asked meanwhile has waited, and is not to blame
             waits.discard(id(self))
         self._works = ()  # Gloo would wait for ever for what it has already handed over
+
+    def let_go(self, error: RuntimeError) -> None:
+        """Hold nothing any more of a group that is closed: works keep its connections open. Whoever waits fails."""
+        self._works = [FailedWork(error)] if self._works else ()
+
+
+class FailedWork:
+    """A work that has failed before anybody waits, and need not be heard of."""
+
+    def __init__(self, error: RuntimeError) -> None:
+        self._error = error
+
+    def wait(self, timeout: timedelta = timedelta()) -> None:
+        """Raise what has happened."""
+        raise self._error

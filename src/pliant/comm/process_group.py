@@ -231,6 +231,7 @@ class ProcessGroupComm(ExpectsMessages):
             part.close()
         if self._liveness is not None and self._owns_liveness:
             self._liveness.close()
+        self.expect_no_more()
         destroy(self.group)
         self._more = []
         del self.group  # a group of Gloo closes its connections with its last reference
@@ -254,9 +255,8 @@ class ProcessGroupComm(ExpectsMessages):
             verdict = self._liveness.blame(group.group_name, waited_s or 0.0, self.timeout_s)
             who = verdict.sentence(me, self.timeout_s)
         after = "" if waited_s is None else f" after {waited_s:.1f}s (timeout {self.timeout_s:g}s)"
-        cause = str(error).splitlines()[0]
         return CommError(
-            f"rank {me} of {self.progress.total}: {op}{size} failed{after}: {who}. Cause: {cause}",
+            f"rank {me} of {self.progress.total}: {op}{size} failed{after}: {who}. Cause: {str(error).splitlines()[0]}",
             rank=me,
             op=op,
             lost=() if verdict is None else tuple(rank for rank in verdict.gone if rank != me),

@@ -69,7 +69,8 @@ class StagedComm(WrappedComm):
     thread that may block, as a `CommThread` may.
 
     Bytes: those of the other comm, and each once between device and host in each direction. Buffers are used again,
-    as many of a size as are in flight at once.
+    as many of a size as are in flight at once. Receives that stand (`StandingReceives`) hold theirs meanwhile; what
+    comes is copied to the device when somebody waits for it, so that a tensor may be read until then.
 
     Args:
         comm: Over Gloo, or any that carries tensors of the host.
@@ -109,6 +110,14 @@ class StagedComm(WrappedComm):
         into, outs = self._received(receives)
         work = self._comm.exchange(out, into, turn=turn, tag=tag, patience_s=patience_s)
         return _StagedWork(self, work, outs, ins)
+
+    def expect(self, receives: PeerTensors, *, turn: int = 0, tag: int = 0) -> Work:
+        tensors = [x for _, x in receives]
+        require_contiguous(*tensors)
+        if not any(is_accelerator(x.device) for x in tensors):
+            return self._comm.expect(receives, turn=turn, tag=tag)
+        into, outs = self._received(receives)
+        return _StagedWork(self, self._comm.expect(into, turn=turn, tag=tag), outs, ())
 
     def broadcast(self, x: Tensor, root: int) -> Work:
         return self._replaced(x, lambda host: self._comm.broadcast(host, root))

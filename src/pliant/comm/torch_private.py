@@ -49,8 +49,8 @@ _thread_groups: "weakref.WeakKeyDictionary[ProcessGroup, tuple[ThreadWorld, tupl
 
 
 _registered: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
-_NEVER_SENT = 1 << 16
-"""Tag of a message that no rank sends; others are small."""
+_NEVER_SENT = (1 << 31) - 1
+"""Tag of a message that no rank sends; others are counted from below (`Comm.new_tag`)."""
 _made: "weakref.WeakKeyDictionary[ProcessGroup, Counter[tuple[int, ...]]]" = weakref.WeakKeyDictionary()
 """Default world -> how many groups of the same ranks this process has made there: all members count alike."""
 

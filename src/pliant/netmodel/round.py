@@ -35,8 +35,6 @@ class Round:
     """(num_buckets,): in how many messages each of `messages` really goes."""
     posted: bool = False
     """Whether receivers have told senders before that they wait, see `Links.load`."""
-    stands: bool = False
-    """Whether they do so unless messages are staged: their receives stand since the exchange before."""
 
     def sent(self, num_ranks: int) -> Floats:
         """Return whole bytes out of each rank, (num_buckets, num_ranks)."""

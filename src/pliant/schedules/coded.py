@@ -9,10 +9,10 @@ from torch import Tensor
 
 from pliant.codecs import Codec, encode_feedback, finite_flag, keep_unless
 from pliant.comm.agreement import require_same
-from pliant.comm.base import Comm
+from pliant.comm.base import Comm, EndedWork, Work
+from pliant.comm.standing import AllWorks, StandingReceives
 from pliant.schedules.coded_rounds import CodedMessage, coded_rounds, room
 from pliant.schedules.collective import Collective
-from pliant.schedules.posted_rounds import PostedRounds
 from pliant.schedules.rooted import OwnerSchedule
 from pliant.schedules.verify import ScheduleError, verify
 from pliant.spec import Schedule
@@ -93,7 +93,7 @@ class _CodedMoves:
         self._sums: dict[int, Tensor] = {}
         """Block -> payload of its mean, at its root and where it has arrived."""
         self._rounds = self._compile(schedule, collective)
-        self._posted = PostedRounds(comm, [[(m.peer, m.buffer) for m in each.receives] for each in self._rounds])
+        self._receives = StandingReceives(comm, [[(m.peer, m.buffer) for m in each.receives] for each in self._rounds])
 
     def _compile(self, schedule: Schedule, collective: Collective) -> tuple[_Round, ...]:
         """Return what this rank encodes, sends and receives in each round, with buffers."""
@@ -184,7 +184,7 @@ class ScheduledCodedAverage(_CodedMoves):
         """
         if x.numel() != self._numel:
             raise ValueError(f"this average is for vectors of {self._numel} elements, but got {x.numel()}.")
-        self._posted.start()
+        sent: Work = EndedWork()
         for number, each in enumerate(self._rounds):
             for part in each.means:
                 self._encode_mean(part, x, residual, seed)
@@ -193,13 +193,16 @@ class ScheduledCodedAverage(_CodedMoves):
                     self._encode(part, x, residual, seed + self._comm.rank + 1)
                 for part in m.copied:
                     part.payload.copy_(self._sums[part.block])
-            self._posted.exchange(number, [(m.peer, m.buffer) for m in each.sends])
+            came, leaving = self._receives.exchange([(m.peer, m.buffer) for m in each.sends], number)
+            AllWorks(came, sent).wait()  # what leaves in this round may do so until the next one
+            sent = leaving
             for m in each.receives:
                 for part in m.added:
                     self._codec.decode_add(part.payload, part.of(x))
                 for part in (*m.taken, *m.copied):
                     self._codec.decode(part.payload, part.of(x))
-        self._posted.end()
+        sent.wait()
+        self._receives.stand()
 
     def _encode(self, part: _Part, x: Tensor, residual: Tensor | None, seed: int) -> None:
         """Encode a partial sum for the next rank."""
@@ -248,15 +251,18 @@ class ScheduledCodedSum(_CodedMoves):
 
     def __call__(self, x: Tensor, seed: int) -> None:
         """Replace what this rank owns of x by its sum; the rest is left in an undefined state."""
-        self._posted.start()
+        sent: Work = EndedWork()
         for number, each in enumerate(self._rounds):
             for m in each.sends:
                 for part in (*m.added, *m.taken):
                     self._codec.encode(part.of(x), part.payload, seed + self._comm.rank + 1)
-            self._posted.exchange(number, [(m.peer, m.buffer) for m in each.sends])
+            came, leaving = self._receives.exchange([(m.peer, m.buffer) for m in each.sends], number)
+            AllWorks(came, sent).wait()  # what leaves in this round may do so until the next one
+            sent = leaving
             for m in each.receives:
                 for part in m.added:
                     self._codec.decode_add(part.payload, part.of(x))
                 for part in m.taken:
                     self._codec.decode(part.payload, part.of(x))
-        self._posted.end()
+        sent.wait()
+        self._receives.stand()

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from pliant.comm.agreement import require_same
-from pliant.comm.base import Comm, require_contiguous
+from pliant.comm.base import Comm, EndedWork, Work, require_contiguous
+from pliant.comm.standing import AllWorks, StandingReceives
 from pliant.schedules.collective import Collective, MergedCollective
-from pliant.schedules.posted_rounds import PostedRounds
 from pliant.schedules.verify import ScheduleError, verify
 from pliant.spec import Schedule
 
@@ -104,7 +104,7 @@ class ScheduledAllReduce:
 
     When it is made, the schedule is verified, and compared with those of the other ranks (8 bytes each). Phases, per
     round: pack the blocks for each peer in one buffer; post all sends, beginning with the next rank, and receives
-    (`PostedRounds`); wait; add the received blocks in ascending order of sources. Lengths follow from the schedule
+    (`StandingReceives`); wait; add the received blocks in ascending order of sources. Lengths follow from the schedule
     on both sides, so none are sent. A sum is formed on one rank and copied: results are equal to the bit on all ranks
     that need them. Bytes: those of the moves, no more. Every rank calls it at the same point of its program, and
     nothing else uses the comm meanwhile.
@@ -155,7 +155,7 @@ class ScheduledAllReduce:
         self._rounds = self._compile(
             schedule, merged.collective, [_joined(spans[b] for b in blocks) for blocks in merged.members], like
         )
-        self._posted = PostedRounds(comm, [[(m.peer, m.buffer) for m in each.receives] for each in self._rounds])
+        self._receives = StandingReceives(comm, [[(m.peer, m.buffer) for m in each.receives] for each in self._rounds])
         empty = [b for b, held in enumerate(collective.holders) if not held and comm.rank in collective.needers[b]]
         self._zero = _joined(spans[b] for b in empty)
 
@@ -171,16 +171,19 @@ class ScheduledAllReduce:
                 f"this sum is for vectors of {self._numel} elements of {self._dtype}, but got {x.numel()} of {x.dtype}."
             )
         rows = x.view(-1, self._unit)  # (num_rows, unit)
-        self._posted.start()
+        sent: Work = EndedWork()
         for number, each in enumerate(self._rounds):
             for m in each.sends:
                 m.added.take(rows, m.buffer[: m.num_added])
                 m.copied.take(rows, m.buffer[m.num_added :])
-            self._posted.exchange(number, [(m.peer, m.buffer) for m in each.sends])
+            came, leaving = self._receives.exchange([(m.peer, m.buffer) for m in each.sends], number)
+            AllWorks(came, sent).wait()  # what leaves in this round may do so until the next one
+            sent = leaving
             for m in each.receives:
                 m.added.add(rows, m.buffer[: m.num_added])
                 m.copied.put(rows, m.buffer[m.num_added :])
-        self._posted.end()
+        sent.wait()
+        self._receives.stand()
         for first, end in self._zero:
             rows[first:end].zero_()
 

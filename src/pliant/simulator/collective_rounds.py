@@ -16,6 +16,7 @@ __all__ = [
     "average",
     "broadcast",
     "gather_in_rounds",
+    "not_posted",
     "of_buckets",
     "ring",
     "ring_all_gather",
@@ -86,7 +87,7 @@ def broadcast(num_bytes: Floats, num_ranks: int, *, by_tree: bool = False) -> li
     share = np.full(num_ranks, (num_ranks - 1) / num_ranks / depth)
     pairs = PointToPoint(source=ranks, target=(ranks + 1) % num_ranks, share=share, num_bytes=num_bytes)
     return [
-        *of_buckets(short, gather_in_rounds(num_bytes / num_ranks, num_ranks)),
+        *of_buckets(short, not_posted(gather_in_rounds(num_bytes / num_ranks, num_ranks))),  # the root may change
         *of_buckets(~short, [Round(messages=pairs, repeat=depth, posted=True)]),  # measured: one round trip at depth 2
     ]
 
@@ -118,12 +119,16 @@ def _sum_in_rounds(num_bytes: Floats, num_ranks: int) -> list[Round]:
 
 
 def _among_all(hops: Sequence[tuple[int, int]], num_bytes: Floats, num_ranks: int) -> Round:
-    """Return the round in which each rank sends `count` rows to the rank `distance` further, for each hop."""
+    """Return the round in which each rank sends `count` rows to the rank `distance` further, for each hop.
+
+    It comes again in every exchange, so that receives stand (`StandingReceives`).
+    """
     distance, count = np.array(hops, dtype=np.int64).T
     source = np.repeat(np.arange(num_ranks), len(hops))
     target = (source + np.tile(distance, num_ranks)) % num_ranks
     share = np.tile(count, num_ranks).astype(np.float64)
-    return Round(messages=PointToPoint(source=source, target=target, share=share, num_bytes=num_bytes))
+    messages = PointToPoint(source=source, target=target, share=share, num_bytes=num_bytes)
+    return Round(messages=messages, posted=True)
 
 
 def all_gather(num_bytes: Floats, num_ranks: int, *, by_ring: bool = False) -> list[Round]:
@@ -149,10 +154,13 @@ def average(
         "gather": [*gather, replace(last, after={"reduce_bytes": whole * (num_ranks - 1)})],
         "halves": [*_sum_in_rounds(part, num_ranks), *gather_in_rounds(part, num_ranks)],
     }
-    stands = len(gather) == 0  # all at once
-    by_form = {form: [replace(each, stands=stands) for each in rounds] for form, rounds in by_form.items()}
     by_form["ring"] = [ring(whole, num_ranks)]
     return [each for form, rounds in by_form.items() for each in of_buckets((forms == form) & (numel > 0), rounds)]
+
+
+def not_posted(rounds: Sequence[Round]) -> list[Round]:
+    """Return rounds whose receivers tell that they wait when a round begins, as nobody knows it before."""
+    return [replace(each, posted=False) for each in rounds]
 
 
 def of_buckets(chosen: NDArray[np.bool_], rounds: Sequence[Round]) -> list[Round]:

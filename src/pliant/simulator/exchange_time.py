@@ -153,8 +153,7 @@ class _Wires:
 
     def of(self, each: Round, messages: Messages, none: Floats) -> tuple[Floats, Floats]:
         """Return the time that occupies the wire and the time that only delays, (num_buckets, num_keys) both."""
-        posted = each.posted or (each.stands and not self._links.overheads.staging_bytes_per_s)
-        took = self._links.load(messages, each.repeat, self._pause_s, posted=posted)
+        took = self._links.load(messages, each.repeat, self._pause_s, posted=each.posted)
         loopback, wire = self._coefficients[_AT["loopback_bytes"]], self._coefficients[_AT["wire_s"]]
         inside = took.loopback_bytes * loopback > took.rate_s * wire
         busy, lag = none.copy(), none.copy()

@@ -121,7 +121,7 @@ def _in_pieces(
         after_pieces=pieces,
         after_share=1 / (num_ranks - 1),  # a piece is added up when the last peer's has come
         split=pieces,
-        stands=True,
+        posted=True,
     )
     down = Round(
         messages=DenseExchange(give=payload, take=everybody, rotated=True),
@@ -129,7 +129,7 @@ def _in_pieces(
         after=after,
         after_pieces=pieces,
         split=pieces,
-        stands=True,
+        posted=True,
     )
     return up, down
 
@@ -193,14 +193,14 @@ def gossip_rounds(node: _InGraph, batch: BucketBatch, num_ranks: int, turn: int)
         most = np.bincount(target, minlength=1).max()
         messages = PointToPoint(source=source, target=target, share=np.ones(len(source)), num_bytes=size)
     if codec is None:
-        return [Round(messages=messages, after=passes(batch, 1.0 + most))]
+        return [Round(messages=messages, after=passes(batch, 1.0 + most), posted=True)]
     before = {
         f"encode {codec.name}": batch.numel,
         f"add {codec.name}": _elements_added(codec, batch),
         **passes(batch, most + 2),
     }
     after = {f"add {codec.name}": most * _elements_added(codec, batch)}
-    return [Round(messages=messages, before=before, after=after, stands=True)]
+    return [Round(messages=messages, before=before, after=after, posted=True)]
 
 
 def _pair_rounds(node: _InGraph, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:

@@ -87,5 +87,5 @@ def rounds_of_blocks(schedule: Schedule, shares: Sequence[float], num_bytes: Flo
         yield Round(
             messages=PointToPoint(source=ends[:, 0], target=ends[:, 1], share=share, num_bytes=num_bytes),
             after={"reduce_bytes": num_bytes * max(reduced.values())},
-            posted=True,  # a round ahead, see `PostedRounds`
+            posted=True,
         )

@@ -72,7 +72,7 @@ def round_in_codes(
         messages=PointToPoint(source=ends[:, 0], target=ends[:, 1], share=share, num_bytes=those),
         before={key: those * value for key, value in before.items()},
         after={key: those * value for key, value in after.items()},
-        posted=True,  # a round ahead, see `PostedRounds`
+        posted=True,
     )
 
 

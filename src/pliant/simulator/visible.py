@@ -3,7 +3,7 @@
 import numpy as np
 
 from pliant.netmodel import BucketBatch, Round, passes, work
-from pliant.simulator.collective_rounds import all_gather, of_buckets, ring
+from pliant.simulator.collective_rounds import all_gather, not_posted, of_buckets, ring
 from pliant.spec import VisibleChanges
 
 __all__ = ["visible_rounds"]
@@ -18,5 +18,5 @@ def visible_rounds(node: VisibleChanges, batch: BucketBatch, num_ranks: int, tur
         work(passes(batch, 5)),
         *all_gather(np.full_like(batch.numel, 8.0), num_ranks),
         *of_buckets(everything, [ring(4 * batch.numel, num_ranks)]),
-        *of_buckets(~everything, [*all_gather(8 * most, num_ranks), work(added)]),
+        *of_buckets(~everything, [*not_posted(all_gather(8 * most, num_ranks)), work(added)]),
     ]
