@@ -142,6 +142,7 @@ def test_a_signal_reaches_the_script(tmp_path):
     ("arguments", "command", "sentence"),
     [
         ((), ["no-such-program"], "the command 'no-such-program' cannot be run"),
+        ((), ["/dev/null/train.py"], "the command '/dev/null/train.py' cannot be run: Not a directory"),
         (("--quality", "best"), ["true"], "--quality is 'best', but it can be exact, 1%, fast"),
         (("--emulate", "hosts=two"), ["true"], "--emulate has hosts=two, but that must be a whole number"),
         (("--emulate", "world=lan,hosts=2"), ["true"], "world=lan and hosts=2, which both say what the hosts are like"),

@@ -1,6 +1,7 @@
 """Runs in checkpoints of frameworks: stand-ins with the calls that Pliant takes part in, in a world of threads."""
 
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -111,6 +112,30 @@ def test_an_accelerator_loads_what_it_likes_once_the_run_is_closed(tmp_path):
         return run.is_open
 
     assert pliant.run_world(2, rank) == [False, False]
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers: pip install transformers accelerate")
+@pytest.mark.parametrize(("given", "wanted"), [(str, 4), (Path, 4), (lambda _: True, 8)])
+def test_a_trainer_resumes_from_the_checkpoint_that_is_named(given, wanted, tmp_path):
+    """The Trainer takes a path as well as a text."""
+    from pliant.integrations.transformers import PliantCallback
+
+    for step in (4, 8):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+
+    def rank(context):
+        def begins(resume_from_checkpoint):
+            args = SimpleNamespace(eval_on_start=False, output_dir=str(tmp_path))
+            callback.on_train_begin(args, SimpleNamespace(global_step=4), None)
+
+        model = new_ddp(context)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = SimpleNamespace(train=begins, log=None, accelerator=None, model_wrapped=model, optimizer=optimizer)
+        callback = PliantCallback(trainer, "topk", timeout_s=20)
+        with pytest.raises(ValueError, match=rf"checkpoint-{wanted}/pliant/rank0.pt is not there"):
+            trainer.train(given(tmp_path / "checkpoint-4"))
+
+    pliant.run_world(1, rank)
 
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers: pip install transformers accelerate")
