@@ -85,20 +85,23 @@ def test_two_runs_of_one_fabric_go_on_to_the_bit(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"a.ckpt", "a.ckpt.pliant", "a.ckpt.pliant2"}
 
 
+class Accelerator:
+    """Calls what is registered when its test says so."""
+
+    scaler, trackers = None, ()
+
+    def __init__(self):
+        self.before_save, self.before_load, self.objects = [], [], []
+        self.register_save_state_pre_hook = self.before_save.append
+        self.register_load_state_pre_hook = self.before_load.append
+        self.register_for_checkpointing = self.objects.append
+
+    def end_training(self): ...
+
+
 @pytest.mark.skipif(find_spec("accelerate") is None, reason="needs accelerate: pip install accelerate")
 def test_an_accelerator_loads_what_it_likes_once_the_run_is_closed(tmp_path):
     from pliant.integrations.accelerate import relax
-
-    class Accelerator:
-        scaler, trackers = None, ()
-
-        def __init__(self):
-            self.before_save, self.before_load, self.objects = [], [], []
-            self.register_save_state_pre_hook = self.before_save.append
-            self.register_load_state_pre_hook = self.before_load.append
-            self.register_for_checkpointing = self.objects.append
-
-        def end_training(self): ...
 
     def rank(context):
         accelerator, model = Accelerator(), new_ddp(context)
@@ -112,6 +115,39 @@ def test_an_accelerator_loads_what_it_likes_once_the_run_is_closed(tmp_path):
         return run.is_open
 
     assert pliant.run_world(2, rank) == [False, False]
+
+
+class WithMore(torch.nn.Module):
+    """A model with a part that is compiled by itself, and a state that is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = torch.compile(torch.nn.Linear(3, 2), backend="eager")
+
+    def get_extra_state(self):
+        return {"seen": 3}
+
+    def set_extra_state(self, state): ...
+
+
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="needs accelerate: pip install accelerate")
+def test_an_accelerator_saves_the_mean_of_a_model_in_parts(tmp_path):
+    from pliant.integrations.accelerate import relax
+
+    def rank(context):
+        accelerator, model = Accelerator(), new_ddp(context, model=WithMore)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with relax(accelerator, model, optimizer, "diloco(8)", timeout_s=20):
+            with torch.no_grad():
+                model.module.part.weight.fill_(context.rank)
+            weights = [dict(model.state_dict())]
+            accelerator.before_save[0]([model], weights, str(tmp_path))
+        return weights[0]
+
+    saved, _ = pliant.run_world(2, rank)
+    (weight,) = [value for name, value in saved.items() if name.endswith("weight")]
+    assert torch.equal(weight, torch.full((2, 3), 0.5))
+    assert saved["module._extra_state"] == {"seen": 3}
 
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers: pip install transformers accelerate")

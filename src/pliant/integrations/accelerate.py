@@ -52,10 +52,10 @@ class _RunState:
         self._run.save_part(Path(folder) / self._name)
         if not self._run.ranks_differ:
             return
-        mean = self._run.consolidate()
+        mean = {name_without_wrappers(name): value for name, value in self._run.consolidate().items()}
         for model, state in zip(models, weights, strict=False):  # FSDP has saved its own
             if module_of(model) is module_of(self._model):
-                state.update({name: mean[_bare(name, model)] for name in state})
+                state.update({name: mean.get(_bare(name, model), value) for name, value in state.items()})
 
     def on_load(self, models: list[nn.Module], folder: str) -> None:
         self._folder = Path(folder)
