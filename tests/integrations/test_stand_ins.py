@@ -1,5 +1,7 @@
 """Runs in checkpoints of frameworks: stand-ins with the calls that Pliant takes part in, in a world of threads."""
 
+import sys
+import types
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -195,3 +197,41 @@ def test_a_trainer_that_fails_breaks_its_run_off(error):
         return callback.run, runs[0].is_open
 
     assert pliant.run_world(2, rank) == [(None, False)] * 2
+
+
+@pytest.fixture
+def ray_train(monkeypatch):
+    """Stand-in for Ray Train, of one worker, which keeps what is reported."""
+    train, collective = (types.ModuleType(name) for name in ("ray.train", "ray.train.collective"))
+    kept = []
+    train.report = lambda metrics, **more: kept.append((metrics, more))
+    train.get_checkpoint = lambda: None
+    train.Checkpoint = SimpleNamespace(from_directory=lambda folder: SimpleNamespace(path=folder))
+    collective.broadcast_from_rank_zero = lambda value: value
+    ray = types.ModuleType("ray")
+    ray.train, train.kept = train, kept
+    for name, module in (("ray", ray), ("ray.train", train), ("ray.train.collective", collective)):
+        monkeypatch.setitem(sys.modules, name, module)
+    before = sys.modules.pop("pliant.integrations.ray", None)
+    yield train
+    del sys.modules["pliant.integrations.ray"]
+    if before is not None:
+        sys.modules["pliant.integrations.ray"] = before
+
+
+def test_a_report_to_ray_that_does_not_wait_for_its_upload_is_refused(ray_train, tmp_path):
+    """The folder of a rank's part would be gone before Ray has read it."""
+    from pliant.integrations.ray import relax
+
+    def rank(context):
+        model = new_ddp(context)
+        checkpoint = SimpleNamespace(path=tmp_path)
+        with relax(model, torch.optim.SGD(model.parameters(), lr=0.1), "topk", timeout_s=20):
+            for name in ("ASYNC", "NO_UPLOAD"):
+                with pytest.raises(ValueError, match="leave checkpoint_upload_mode out"):
+                    ray_train.report({}, checkpoint=checkpoint, checkpoint_upload_mode=SimpleNamespace(name=name))
+            ray_train.report({}, checkpoint=checkpoint, checkpoint_upload_mode=SimpleNamespace(name="SYNC"))
+
+    pliant.run_world(1, rank)
+    assert len(ray_train.kept) == 1
+    assert (tmp_path / "pliant" / "rank0.pt").is_file()

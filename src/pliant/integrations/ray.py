@@ -35,7 +35,7 @@ def relax(
 
     If the worker was started with a checkpoint, model and optimizer have been loaded from it before, and the run goes
     on to the bit. From then on ``ray.train.report`` adds what steps cost to the metrics, and, if rank 0 gives it a
-    checkpoint, each rank's part in ``pliant/``. All workers call it alike, as Ray asks for.
+    checkpoint, each rank's part in ``pliant/``. All workers call it alike, as Ray asks for, and wait for the upload.
 
     Args:
         model: The prepared model.
@@ -65,6 +65,12 @@ def _follow_reports(run: Run, name: str) -> None:
     report, meter = ray.train.report, StepMeter(run)
 
     def _report(metrics: dict[str, Any], checkpoint: Any = None, **options: Any) -> None:
+        mode = options.get("checkpoint_upload_mode")
+        if run.is_open and mode is not None and mode.name != "SYNC":
+            raise ValueError(
+                f"ray.train.report() was given {mode}, but each rank's part of the run lies in a folder that is gone "
+                "when the report returns; leave checkpoint_upload_mode out."
+            )
         costs = {f"pliant/{cost}": value for cost, value in meter.take().items()}
         with tempfile.TemporaryDirectory() as folder:
             if run.is_open and broadcast_from_rank_zero(checkpoint is not None):

@@ -17,6 +17,7 @@ from pliant.engine.run import Run
 from pliant.engine.tracer import TaskRecord, Tracer, TransferRecord
 from pliant.profiling.step_timer import tensors_in
 from pliant.spec import Event, Timeline, save
+from pliant.spec.files import require_places
 
 __all__ = ["Profile", "profile"]
 
@@ -203,7 +204,7 @@ def profile(run: Run, folder: str | Path | None = None, *, steps: int = 10, warm
         warmup_steps: Steps before those.
 
     Raises:
-        ValueError: A number of steps is not possible.
+        ValueError: A number of steps is not possible, or the folder takes no file.
         RuntimeError: The run is being recorded already.
 
     >>> from pliant import relax, run_world
@@ -225,7 +226,9 @@ def profile(run: Run, folder: str | Path | None = None, *, steps: int = 10, warm
         )
     if run.profile.open:
         raise RuntimeError("this run is being recorded already; close() that recording, or wait until it is done.")
-    recording = Profile(run, None if folder is None else Path(folder), steps=steps, warmup_steps=warmup_steps)
+    where = None if folder is None else Path(folder)
+    require_places(None if where is None else where / f"rank{run.tracer.comm.rank}.json")
+    recording = Profile(run, where, steps=steps, warmup_steps=warmup_steps)
     run.profile = recording
     return recording
 
