@@ -29,7 +29,8 @@ class Profile(AttachedProfile):
     """Result of `profile`: a context manager around ordinary steps. Its hooks are removed after the last one."""
 
     def __init__(self, run: Run, folder: Path | None, *, steps: int, warmup_steps: int) -> None:
-        self._run, self._folder = run, folder
+        self._run, self._file = run, None if folder is None else folder / f"rank{run.tracer.comm.rank}.json"
+        require_places(self._file)
         self._first, self._steps = warmup_steps, steps
         self._taken = 0
         self._forward_from: Any = None
@@ -160,8 +161,6 @@ class Profile(AttachedProfile):
         elif self._taken == self._first + self._steps:
             self.end()
 
-    # - The result
-
     def _write(self) -> None:
         tracer = self._run.tracer
         tracer.clock.settle()
@@ -173,8 +172,8 @@ class Profile(AttachedProfile):
             began_unix_s=self._began_unix_s,
             provenance=self._provenance(),
         )
-        if self._folder is not None:
-            save(self._timeline, self._folder / f"rank{tracer.comm.rank}.json")
+        if self._file is not None:
+            save(self._timeline, self._file)
 
     def _provenance(self) -> str:
         now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -226,9 +225,7 @@ def profile(run: Run, folder: str | Path | None = None, *, steps: int = 10, warm
         )
     if run.profile.open:
         raise RuntimeError("this run is being recorded already; close() that recording, or wait until it is done.")
-    where = None if folder is None else Path(folder)
-    require_places(None if where is None else where / f"rank{run.tracer.comm.rank}.json")
-    recording = Profile(run, where, steps=steps, warmup_steps=warmup_steps)
+    recording = Profile(run, None if folder is None else Path(folder), steps=steps, warmup_steps=warmup_steps)
     run.profile = recording
     return recording
 
