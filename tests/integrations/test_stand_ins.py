@@ -2,6 +2,7 @@
 
 import sys
 import types
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,6 +218,21 @@ def ray_train(monkeypatch):
     del sys.modules["pliant.integrations.ray"]
     if before is not None:
         sys.modules["pliant.integrations.ray"] = before
+
+
+def test_a_worker_that_was_given_another_checkpoint_has_no_open_run(ray_train, tmp_path):
+    from pliant.integrations.ray import relax
+
+    def rank(context):
+        model = new_ddp(context)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ray_train.get_checkpoint = lambda: SimpleNamespace(as_directory=lambda: nullcontext(tmp_path))
+        with pytest.raises(ValueError, match=r"pliant/rank0\.pt is not there"):
+            relax(model, optimizer, "topk", timeout_s=20)
+        ray_train.get_checkpoint = lambda: None
+        relax(model, optimizer, "topk", timeout_s=20).close()
+
+    pliant.run_world(1, rank)
 
 
 def test_a_report_to_ray_that_does_not_wait_for_its_upload_is_refused(ray_train, tmp_path):

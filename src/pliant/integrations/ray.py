@@ -53,9 +53,13 @@ def relax(
     nonfinite = "raise" if scaler is None else "propagate"
     run = relax_model(model, optimizer, what, hosts=hosts, rack=rack, timeout_s=timeout_s, nonfinite=nonfinite)
     name = part_name(ray.train, run)
-    if (checkpoint := ray.train.get_checkpoint()) is not None:
-        with checkpoint.as_directory() as folder:
-            run.load_part(Path(folder) / name, scaler=scaler)
+    try:
+        if (checkpoint := ray.train.get_checkpoint()) is not None:
+            with checkpoint.as_directory() as folder:
+                run.load_part(Path(folder) / name, scaler=scaler)
+    except BaseException as error:
+        run.__exit__(type(error), error, None)
+        raise
     _follow_reports(run, name)
     return run
 
