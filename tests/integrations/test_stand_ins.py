@@ -120,6 +120,29 @@ def test_an_accelerator_loads_what_it_likes_once_the_run_is_closed(tmp_path):
     assert pliant.run_world(2, rank) == [False, False]
 
 
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="needs accelerate: pip install accelerate")
+def test_rows_in_wandb_are_never_ahead_of_what_a_script_logs_by_epochs():
+    from pliant.integrations.accelerate import relax
+
+    rows = {"wandb": [], "other": []}
+
+    def tracker(name):
+        def log(values, step):
+            rows[name].append((step, values["pliant/sent_bytes"], values.get("pliant/step")))
+
+        return SimpleNamespace(name=name, log=log, tracker=SimpleNamespace(step=1))
+
+    def rank(context):
+        accelerator, model = Accelerator(), new_ddp(context)
+        accelerator.trackers = [tracker(name) for name in rows]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with relax(accelerator, model, optimizer, "allreduce", timeout_s=20, log_every=2):
+            train(model, optimizer, 0, range(4))
+
+    pliant.run_world(1, rank)
+    assert rows == {"wandb": [(1, 0.0, 2), (1, 0.0, 4)], "other": [(2, 0.0, None), (4, 0.0, None)]}
+
+
 class WithMore(torch.nn.Module):
     """A model with a part that is compiled by itself, and a state that is no tensor."""
 

@@ -92,6 +92,44 @@ def test_points_of_opentelemetry_that_were_taken_keep_their_plan(monkeypatch):
     assert held == [(1.0, {"plan": "onebit"}), (2.0, {"plan": "bf16"})]
 
 
+class StandInOfWandB:
+    """Rows by steps that only go up: an explicit one below is refused, and one without takes the present one."""
+
+    step = 0
+
+    def __init__(self):
+        self.rows = {}
+
+    def define_metric(self, *_, **__): ...
+
+    def log(self, values, step=None):
+        assert step is None or step >= self.step, "W&B leaves this row out"
+        self.step = self.step if step is None else step
+        self.rows.setdefault(self.step, {}).update(values)
+        self.step += step is None
+
+
+@pytest.mark.parametrize("first", [0, 1, None])
+def test_rows_in_wandb_do_not_get_ahead_of_a_loop_that_counts_its_steps(first, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))
+    run = StandInOfWandB()
+    target = WandB(run)
+    for k in range(4):
+        target.log(k + 1, {"step_s": 0.5})
+        run.log({"loss": k}, *(() if first is None else (k + first,)))
+    assert [row["pliant/step"] for row in run.rows.values() if "pliant/step" in row] == [1, 2, 3, 4]
+    assert [row["loss"] for row in run.rows.values() if "loss" in row] == [0, 1, 2, 3]
+
+
+def test_rows_in_wandb_are_all_kept_where_nobody_else_logs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))
+    run = StandInOfWandB()
+    target = WandB(run)
+    for k in range(3):
+        target.log(k + 1, {"step_s": 0.5})
+    assert [row["pliant/step"] for row in run.rows.values()] == [1, 2, 3]
+
+
 @needs("tensorboard", "tensorboard")
 def test_tensorboard(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -33,8 +33,11 @@ def _log_of(accelerator: Accelerator) -> FrameworkLog:
     """Return a log that asks for the trackers when a row is due: scripts may begin them later."""
 
     def write(values: Mapping[str, Any], step: int) -> None:
-        if accelerator.trackers:  # which write on the first process only
-            accelerator.log(dict(values), step=step)
+        for tracker in accelerator.trackers:  # which write on the first process only
+            if tracker.name == "wandb":  # it refuses steps below its own, so that a row must not be ahead of the script
+                tracker.log({**values, "pliant/step": step}, step=tracker.tracker.step)
+            else:
+                tracker.log(dict(values), step=step)
 
     return FrameworkLog(write=write, writes_texts=True)
 
