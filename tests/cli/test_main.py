@@ -57,6 +57,7 @@ finally:
         (("plan", "--workload", "vgg16", "--compute", "1ms", "--hosts", "2", "--ranks-per-host", "0"), "has 0 ranks"),
         (("probe",), "runs once per rank, in the environment that torchrun sets"),
         (("probe", "--budget", "0s"), "--budget is 0s, but measuring takes time"),
+        (("doctor", "--connections", "1"), "--connections is 1, but several are compared with one"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments, sentence):

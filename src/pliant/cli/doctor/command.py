@@ -67,6 +67,8 @@ def doctor(
     budget_s = parse_time(budget)
     if not 0 < budget_s <= _MOST_S:
         raise ValueError(f"--budget is {budget}, but a look takes more than 0s and at most {_MOST_S:g}s.")
+    if connections < 2:
+        raise ValueError(f"--connections is {connections}, but several are compared with one; give at least 2.")
     if speaks_for_all():
         require_places(json_file)
     with _comm(2 * _MOST_S) as comm:
