@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -116,11 +117,6 @@ class Trainer:
         scores, labels = rows[~rows[:, 1].isnan()].unbind(1)
         return auc(scores, labels)
 
-    def close(self) -> None:
-        """Let go of the model."""
-        self.run.close()
-        self.bags.close()
-
 
 def placed(source: Source, comm: Comm, o: argparse.Namespace) -> tuple[EmbeddingPlacement, dict[str, Tensor]]:
     """Choose, all ranks alike, where tables go; also the ids of rows that are on all ranks. Collective."""
@@ -188,15 +184,12 @@ def main() -> None:
     placement, hot = placed(source, comm, o)
     console.print(placement.explain(), markup=False, highlight=False, soft_wrap=True)
     trainer = Trainer(source, placement, hot, comm, o)
-    try:
+    with closing(comm), closing(trainer.bags), trainer.run:  # an error on one rank breaks the run off for all
         if o.checkpoint:
             console.print(restore(trainer, Path(o.checkpoint), comm))
         speed = train(trainer, source, comm, console, o)
         tests = list(source.test(comm.rank, comm.size, o.batch, o.test_batches))
         found = trainer.auc(tests, comm)
-    finally:
-        trainer.close()
-        comm.close()
     of = "" if source.best_auc is None else f"; no model can do better than {source.best_auc:.4f}"
     console.print(f"AUC {found:.4f} after {trainer.steps} steps{of}")
     sent = [format_bytes(speed[key]) for key in ("rows_sent_bytes", "dense_sent_bytes")]

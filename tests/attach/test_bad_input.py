@@ -142,7 +142,9 @@ def test_a_signal_reaches_the_script(tmp_path):
     ("arguments", "command", "sentence"),
     [
         ((), ["no-such-program"], "the command 'no-such-program' cannot be run"),
+        ((), ["/dev/null/train.py"], "the command '/dev/null/train.py' cannot be run: Not a directory"),
         (("--quality", "best"), ["true"], "--quality is 'best', but it can be exact, 1%, fast"),
+        (("--emulate", "hosts=2,hosts=4"), ["true"], "--emulate has hosts=2 and hosts=4; use one of them"),
         (("--emulate", "hosts=two"), ["true"], "--emulate has hosts=two, but that must be a whole number"),
         (("--emulate", "world=lan,hosts=2"), ["true"], "world=lan and hosts=2, which both say what the hosts are like"),
         (("--emulate", "tcp_wmem=1KB"), ["true"], "a send buffer of 1000 bytes is below the 16384"),

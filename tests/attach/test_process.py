@@ -1,5 +1,6 @@
 """What `pliant run` puts into a process: a start-up file, a watch over imports, and the ends of steps."""
 
+import importlib.util
 import subprocess
 import sys
 import types
@@ -33,6 +34,33 @@ def test_a_call_follows_an_import_once_and_leaves_no_trace(new_module):
     assert called == [3]
     assert watched_module.name == new_module  # it saw its own loader
     assert type(watched_module.__loader__).__name__ == "SourceFileLoader"
+    assert sys.meta_path == before
+
+
+def test_who_only_asks_whether_there_is_a_module_does_not_end_the_watch(new_module):
+    """As transformers and datasets do for torch, whose users often import them first."""
+    called, before = [], list(sys.meta_path)
+    after_import(new_module, lambda: called.append(sys.modules[new_module].value))
+    for _ in range(2):
+        assert importlib.util.find_spec(new_module) is not None
+    assert not called
+    importlib.import_module(new_module)
+    assert called == [3]
+    assert sys.meta_path == before
+
+
+def test_an_import_that_fails_may_be_tried_again(new_module, tmp_path):
+    called, before = [], list(sys.meta_path)
+    source = tmp_path / "watched_module.py"
+    whole = source.read_text()
+    source.write_text("raise OSError('a library is missing')\n")
+    after_import(new_module, lambda: called.append(sys.modules[new_module].value))
+    with pytest.raises(OSError, match="a library is missing"):
+        importlib.import_module(new_module)
+    source.write_text(whole)
+    importlib.invalidate_caches()
+    importlib.import_module(new_module)
+    assert called == [3]
     assert sys.meta_path == before
 
 

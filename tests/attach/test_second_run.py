@@ -18,7 +18,7 @@ from autotune.made_up_runs import TRUTH, WORKLOAD
 from models import new_ddp, train
 from pliant.attachment import choices
 from pliant.attachment.course import Course
-from pliant.attachment.verdict import RunOptions
+from pliant.attachment.verdict import RunOptions, RunVerdict
 from pliant.autotune import plan_search, prospects, recall, searches, trials, tuner
 from pliant.autotune.summary import Choice
 from pliant.netmodel import PRESETS
@@ -245,3 +245,53 @@ def test_ranks_with_other_parameters_use_no_experience(made_up, tmp_path, monkey
 def test_a_run_without_experience_knows_nothing(made_up, tmp_path):
     run(made_up, tmp_path)
     assert run(made_up, tmp_path, experience="none")[3][1:] == (1, 1)
+
+
+@pytest.fixture
+def alone(made_up, tmp_path, monkeypatch):
+    """A course of one rank, whose reason is known at once, and a clock that is set by hand."""
+    made_up.store, clock = dist.HashStore(), SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr("pliant.attachment.course.time", SimpleNamespace(perf_counter=lambda: clock.now_s))
+
+    def begin(place):
+        ddp = new_ddp(place)
+        return Course([ddp], [torch.optim.SGD(ddp.parameters(), lr=0.01)], RunOptions(), tmp_path)
+
+    return begin, clock
+
+
+def test_a_step_time_is_of_the_last_steps_and_costs_no_more_the_longer_a_script_trains(alone, monkeypatch):
+    begin, clock = alone
+    monkeypatch.setattr("pliant.attachment.course._REMEMBERED", 8)
+
+    def body(place):
+        course = begin(place)
+        steps, verdict = course.steps(), course._verdict
+        next(steps)
+        verdict.decided = True
+        for k in range(60):
+            clock.now_s += 5.0 if k < 40 else 2.0
+            next(steps)
+        return verdict.step_s, verdict.num_steps, len(course._ends_s)
+
+    assert pliant.run_world(1, body) == [(2.0, 60, 9)]
+
+
+def test_a_verdict_that_cannot_be_written_does_not_end_the_script(alone, monkeypatch):
+    begin, clock = alone
+    refused = []
+
+    def refuse(*_):
+        refused.append(clock.now_s)
+        raise OSError("no space left")
+
+    monkeypatch.setattr(RunVerdict, "save", refuse)
+
+    def body(place):
+        steps = begin(place).steps()
+        for _ in range(3):
+            next(steps)
+            clock.now_s += 2.0
+
+    pliant.run_world(1, body)
+    assert len(refused) == 3

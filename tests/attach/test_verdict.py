@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from pliant.attachment.launch import read_verdict
 from pliant.attachment.verdict import QUALITIES, RunOptions, RunVerdict
 
 HELPED = {
@@ -54,6 +55,13 @@ def test_in_plain_words_it_says_what_a_step_took_waited_and_sent_and_what_to_pas
     ):
         assert part in text
     assert "And more." not in text
+
+
+def test_a_script_that_fails_with_its_plan_is_told_so_too(tmp_path):
+    RunVerdict(**HELPED).save(tmp_path)
+    told = read_verdict(tmp_path, status=3).sentence
+    assert told.startswith("The script ended with exit status 3. 5.66x sooner to DDP's loss")
+    assert read_verdict(tmp_path, status=0).sentence.startswith("5.66x sooner")
 
 
 def test_without_a_plan_it_says_why_and_offers_no_line():

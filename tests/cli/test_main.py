@@ -57,6 +57,7 @@ finally:
         (("plan", "--workload", "vgg16", "--compute", "1ms", "--hosts", "2", "--ranks-per-host", "0"), "has 0 ranks"),
         (("probe",), "runs once per rank, in the environment that torchrun sets"),
         (("probe", "--budget", "0s"), "--budget is 0s, but measuring takes time"),
+        (("doctor", "--connections", "1"), "--connections is 1, but several are compared with one"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments, sentence):
@@ -67,6 +68,7 @@ def test_mistakes_are_one_sentence(arguments, sentence):
 
 
 VGG16 = ("plan", "--workload", "vgg16", "--compute", "1ms", "--hosts", "2")
+SIMULATE = ("simulate", "allreduce", *VGG16[1:])
 
 
 @pytest.mark.parametrize(
@@ -75,6 +77,10 @@ VGG16 = ("plan", "--workload", "vgg16", "--compute", "1ms", "--hosts", "2")
         *((*VGG16, flag) for flag in ("--out", "--trace", "--json")),
         *(("schedule", "--hosts", "2", flag) for flag in ("--draw", "--out", "--json")),
         *(("embed", "criteo", "--hosts", "2", flag) for flag in ("--plot", "--out", "--json")),
+        *((*SIMULATE, flag) for flag in ("--trace", "--json")),
+        *(("report", "recorded", flag) for flag in ("--html", "--trace", "--json")),
+        *(("probe", flag) for flag in ("--out", "--machine")),
+        ("doctor", "--json"),
         *(("run", flag) for flag in ("--out", "--json")),
         ("emulate", "--json"),
     ],

@@ -37,7 +37,7 @@ def test_the_plan_is_the_last_that_was_named():
 
 def test_losses_are_means_by_minute():
     given = [{**row, "loss": float(k)} for k, row in enumerate(rows(4))]
-    assert summary(given)["loss"] == [0.0, 1.5, 3.0, 3.0] or summary(given)["loss"] == [0.5, 2.5, 3.0]
+    assert summary(given)["loss"] == [0.5, 2.5, 3.0]
 
 
 @pytest.mark.parametrize("kind", [CsvFile, JsonLines])
@@ -99,6 +99,7 @@ def test_a_line_that_is_half_written_is_left_for_later(tmp_path):
         ("run.csv", None, (), "is not there; name the file that the run logs to"),
         ("run.csv", "a,b\n1,2\n", (), "its first line names no column step"),
         ("run.jsonl", "{}\n", (), "it has lines without a step"),
+        ("run.csv", "step,step_s\n,1.5\n", (), "it has lines without a step"),
         ("run.jsonl", "nonsense\n", (), "cannot be read as a log of run.log_to()"),
         ("run.csv", "step\n", ("--refresh", "0"), "time must pass between two looks"),
         ("", None, (), "holds no .csv and no .jsonl"),

@@ -1,5 +1,7 @@
 """A vote over the store of a process group: all texts, or None when somebody does not come."""
 
+import threading
+
 import pytest
 import torch.distributed as dist
 
@@ -26,6 +28,20 @@ def test_a_rank_that_does_not_come_costs_the_others_the_timeout_and_nothing_else
         return ballot.collect_votes(place.process_group, "run", "", 0.05)
 
     assert pliant.run_world(2, body) == [None, "absent"]
+
+
+def test_a_rank_that_comes_when_the_others_have_gone_on_goes_on_as_they_do(one_store):
+    gone_on = threading.Event()
+
+    def body(place):
+        if place.rank == 1:
+            assert gone_on.wait(20)
+            return ballot.collect_votes(place.process_group, "run", "", 20)
+        votes = ballot.collect_votes(place.process_group, "run", "", 0.05)
+        gone_on.set()
+        return votes
+
+    assert pliant.run_world(2, body) == [None, None]
 
 
 def test_votes_of_other_names_do_not_mix(one_store):

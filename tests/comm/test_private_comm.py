@@ -12,6 +12,16 @@ from pliant.comm.private_comm import new_comm
 CPU = torch.device("cpu")
 
 
+@pytest.mark.parametrize("what", ["bytegrad", "local_sgd", "auto"])
+def test_a_script_that_is_started_alone_is_told_what_to_do(what):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"is in no process group.*start it by torchrun"):
+        pliant.relax(model, optimizer, what)
+    with pytest.raises(ValueError, match=r"is in no process group.*start it by torchrun"):
+        pliant.load_run("nowhere", model, optimizer)
+
+
 @pytest.mark.parametrize(
     ("come", "message"),
     [

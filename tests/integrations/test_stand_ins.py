@@ -1,6 +1,10 @@
 """Runs in checkpoints of frameworks: stand-ins with the calls that Pliant takes part in, in a world of threads."""
 
+import sys
+import types
+from contextlib import nullcontext
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -84,20 +88,23 @@ def test_two_runs_of_one_fabric_go_on_to_the_bit(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"a.ckpt", "a.ckpt.pliant", "a.ckpt.pliant2"}
 
 
+class Accelerator:
+    """Calls what is registered when its test says so."""
+
+    scaler, trackers = None, ()
+
+    def __init__(self):
+        self.before_save, self.before_load, self.objects = [], [], []
+        self.register_save_state_pre_hook = self.before_save.append
+        self.register_load_state_pre_hook = self.before_load.append
+        self.register_for_checkpointing = self.objects.append
+
+    def end_training(self): ...
+
+
 @pytest.mark.skipif(find_spec("accelerate") is None, reason="needs accelerate: pip install accelerate")
 def test_an_accelerator_loads_what_it_likes_once_the_run_is_closed(tmp_path):
     from pliant.integrations.accelerate import relax
-
-    class Accelerator:
-        scaler, trackers = None, ()
-
-        def __init__(self):
-            self.before_save, self.before_load, self.objects = [], [], []
-            self.register_save_state_pre_hook = self.before_save.append
-            self.register_load_state_pre_hook = self.before_load.append
-            self.register_for_checkpointing = self.objects.append
-
-        def end_training(self): ...
 
     def rank(context):
         accelerator, model = Accelerator(), new_ddp(context)
@@ -111,6 +118,86 @@ def test_an_accelerator_loads_what_it_likes_once_the_run_is_closed(tmp_path):
         return run.is_open
 
     assert pliant.run_world(2, rank) == [False, False]
+
+
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="needs accelerate: pip install accelerate")
+def test_rows_in_wandb_are_never_ahead_of_what_a_script_logs_by_epochs():
+    from pliant.integrations.accelerate import relax
+
+    rows = {"wandb": [], "other": []}
+
+    def tracker(name):
+        def log(values, step):
+            rows[name].append((step, values["pliant/sent_bytes"], values.get("pliant/step")))
+
+        return SimpleNamespace(name=name, log=log, tracker=SimpleNamespace(step=1))
+
+    def rank(context):
+        accelerator, model = Accelerator(), new_ddp(context)
+        accelerator.trackers = [tracker(name) for name in rows]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with relax(accelerator, model, optimizer, "allreduce", timeout_s=20, log_every=2):
+            train(model, optimizer, 0, range(4))
+
+    pliant.run_world(1, rank)
+    assert rows == {"wandb": [(1, 0.0, 2), (1, 0.0, 4)], "other": [(2, 0.0, None), (4, 0.0, None)]}
+
+
+class WithMore(torch.nn.Module):
+    """A model with a part that is compiled by itself, and a state that is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = torch.compile(torch.nn.Linear(3, 2), backend="eager")
+
+    def get_extra_state(self):
+        return {"seen": 3}
+
+    def set_extra_state(self, state): ...
+
+
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="needs accelerate: pip install accelerate")
+def test_an_accelerator_saves_the_mean_of_a_model_in_parts(tmp_path):
+    from pliant.integrations.accelerate import relax
+
+    def rank(context):
+        accelerator, model = Accelerator(), new_ddp(context, model=WithMore)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with relax(accelerator, model, optimizer, "diloco(8)", timeout_s=20):
+            with torch.no_grad():
+                model.module.part.weight.fill_(context.rank)
+            weights = [dict(model.state_dict())]
+            accelerator.before_save[0]([model], weights, str(tmp_path))
+        return weights[0]
+
+    saved, _ = pliant.run_world(2, rank)
+    (weight,) = [value for name, value in saved.items() if name.endswith("weight")]
+    assert torch.equal(weight, torch.full((2, 3), 0.5))
+    assert saved["module._extra_state"] == {"seen": 3}
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers: pip install transformers accelerate")
+@pytest.mark.parametrize(("given", "wanted"), [(str, 4), (Path, 4), (lambda _: True, 8)])
+def test_a_trainer_resumes_from_the_checkpoint_that_is_named(given, wanted, tmp_path):
+    """The Trainer takes a path as well as a text."""
+    from pliant.integrations.transformers import PliantCallback
+
+    for step in (4, 8):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+
+    def rank(context):
+        def begins(resume_from_checkpoint):
+            args = SimpleNamespace(eval_on_start=False, output_dir=str(tmp_path))
+            callback.on_train_begin(args, SimpleNamespace(global_step=4), None)
+
+        model = new_ddp(context)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = SimpleNamespace(train=begins, log=None, accelerator=None, model_wrapped=model, optimizer=optimizer)
+        callback = PliantCallback(trainer, "topk", timeout_s=20)
+        with pytest.raises(ValueError, match=rf"checkpoint-{wanted}/pliant/rank0.pt is not there"):
+            trainer.train(given(tmp_path / "checkpoint-4"))
+
+    pliant.run_world(1, rank)
 
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers: pip install transformers accelerate")
@@ -134,3 +221,56 @@ def test_a_trainer_that_fails_breaks_its_run_off(error):
         return callback.run, runs[0].is_open
 
     assert pliant.run_world(2, rank) == [(None, False)] * 2
+
+
+@pytest.fixture
+def ray_train(monkeypatch):
+    """Stand-in for Ray Train, of one worker, which keeps what is reported."""
+    train, collective = (types.ModuleType(name) for name in ("ray.train", "ray.train.collective"))
+    kept = []
+    train.report = lambda metrics, **more: kept.append((metrics, more))
+    train.get_checkpoint = lambda: None
+    train.Checkpoint = SimpleNamespace(from_directory=lambda folder: SimpleNamespace(path=folder))
+    collective.broadcast_from_rank_zero = lambda value: value
+    ray = types.ModuleType("ray")
+    ray.train, train.kept = train, kept
+    for name, module in (("ray", ray), ("ray.train", train), ("ray.train.collective", collective)):
+        monkeypatch.setitem(sys.modules, name, module)
+    before = sys.modules.pop("pliant.integrations.ray", None)
+    yield train
+    del sys.modules["pliant.integrations.ray"]
+    if before is not None:
+        sys.modules["pliant.integrations.ray"] = before
+
+
+def test_a_worker_that_was_given_another_checkpoint_has_no_open_run(ray_train, tmp_path):
+    from pliant.integrations.ray import relax
+
+    def rank(context):
+        model = new_ddp(context)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ray_train.get_checkpoint = lambda: SimpleNamespace(as_directory=lambda: nullcontext(tmp_path))
+        with pytest.raises(ValueError, match=r"pliant/rank0\.pt is not there"):
+            relax(model, optimizer, "topk", timeout_s=20)
+        ray_train.get_checkpoint = lambda: None
+        relax(model, optimizer, "topk", timeout_s=20).close()
+
+    pliant.run_world(1, rank)
+
+
+def test_a_report_to_ray_that_does_not_wait_for_its_upload_is_refused(ray_train, tmp_path):
+    """The folder of a rank's part would be gone before Ray has read it."""
+    from pliant.integrations.ray import relax
+
+    def rank(context):
+        model = new_ddp(context)
+        checkpoint = SimpleNamespace(path=tmp_path)
+        with relax(model, torch.optim.SGD(model.parameters(), lr=0.1), "topk", timeout_s=20):
+            for name in ("ASYNC", "NO_UPLOAD"):
+                with pytest.raises(ValueError, match="leave checkpoint_upload_mode out"):
+                    ray_train.report({}, checkpoint=checkpoint, checkpoint_upload_mode=SimpleNamespace(name=name))
+            ray_train.report({}, checkpoint=checkpoint, checkpoint_upload_mode=SimpleNamespace(name="SYNC"))
+
+    pliant.run_world(1, rank)
+    assert len(ray_train.kept) == 1
+    assert (tmp_path / "pliant" / "rank0.pt").is_file()

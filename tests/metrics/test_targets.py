@@ -2,6 +2,8 @@
 
 import json
 import struct
+import sys
+import types
 from importlib.util import find_spec
 
 import pytest
@@ -63,6 +65,69 @@ def test_a_file_is_continued_and_gets_new_columns(tmp_path):
         assert [row["step"] for row in rows] == [0, 1, 2, 3]
         assert (rows[1]["own0"], rows[3]["own1"]) == (7.0, 7.0)
         assert "own0" not in rows[3]
+
+
+def test_a_file_that_cannot_be_rewritten_keeps_its_rows(tmp_path, monkeypatch):
+    target = CsvFile(tmp_path / "a.csv")
+    target.log(1, {"step_s": 0.5})
+
+    def refuse(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("pliant.metrics.files.write_atomically", refuse)
+    with pytest.raises(OSError, match="no space left"):
+        target.log(2, {"step_s": 0.5, "own": 7.0})
+    assert [row["step"] for row in read_rows(tmp_path / "a.csv")] == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+
+
+def test_points_of_opentelemetry_that_were_taken_keep_their_plan(monkeypatch):
+    """Its SDK holds the attributes of a point as they were given, until it sends the point."""
+    monkeypatch.setitem(sys.modules, "opentelemetry.metrics", types.ModuleType("opentelemetry.metrics"))
+    held = []
+    gauge = types.SimpleNamespace(set=lambda value, attributes: held.append((value, attributes)))
+    target = OpenTelemetry(types.SimpleNamespace(create_gauge=lambda name, unit: gauge))
+    for step, plan in ((1, "onebit"), (2, "bf16")):
+        target.log(step, {"plan": plan})
+    assert held == [(1.0, {"plan": "onebit"}), (2.0, {"plan": "bf16"})]
+
+
+class StandInOfWandB:
+    """Rows by steps that only go up: an explicit one below is refused, and one without takes the present one."""
+
+    step = 0
+
+    def __init__(self):
+        self.rows = {}
+
+    def define_metric(self, *_, **__): ...
+
+    def log(self, values, step=None):
+        assert step is None or step >= self.step, "W&B leaves this row out"
+        self.step = self.step if step is None else step
+        self.rows.setdefault(self.step, {}).update(values)
+        self.step += step is None
+
+
+@pytest.mark.parametrize("first", [0, 1, None])
+def test_rows_in_wandb_do_not_get_ahead_of_a_loop_that_counts_its_steps(first, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))
+    run = StandInOfWandB()
+    target = WandB(run)
+    for k in range(4):
+        target.log(k + 1, {"step_s": 0.5})
+        run.log({"loss": k}, *(() if first is None else (k + first,)))
+    assert [row["pliant/step"] for row in run.rows.values() if "pliant/step" in row] == [1, 2, 3, 4]
+    assert [row["loss"] for row in run.rows.values() if "loss" in row] == [0, 1, 2, 3]
+
+
+def test_rows_in_wandb_are_all_kept_where_nobody_else_logs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))
+    run = StandInOfWandB()
+    target = WandB(run)
+    for k in range(3):
+        target.log(k + 1, {"step_s": 0.5})
+    assert [row["pliant/step"] for row in run.rows.values()] == [1, 2, 3]
 
 
 @needs("tensorboard", "tensorboard")

@@ -148,6 +148,8 @@ def test_warm_up_steps_are_left_out_and_hooks_go(tmp_path):
                 pliant.profile(run)
             train(ddp, optimizer, place.rank, range(3))
             assert not run.tracer.on
+            with pytest.raises(ValueError, match=r"rank0\.json is to be written, but its folder does"):
+                pliant.profile(run, tmp_path / "rank0.json")
             assert not recording._hooks
             assert pliant.profile(run, steps=1) is run.profile
         return {e.step for e in recording.timeline().events}

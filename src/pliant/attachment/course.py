@@ -6,7 +6,9 @@ import json
 import os
 import statistics
 import time
+from collections import deque
 from collections.abc import Generator
+from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
@@ -38,6 +40,13 @@ _VOTE_S = 60.0
 _SAVE_EVERY_S = 1.0
 _LEAST_AFTER = 3
 """Steps after the decision from which on their median is the step time."""
+_REMEMBERED = 1024
+"""Steps of which that median is, the last ones: it is taken again and again for as long as the script trains."""
+
+_BLIND = (
+    "Pliant could not see when backward begins, since the model's output has no tensor that it finds (in lists, dicts "
+    "and dataclasses); call pliant.relax() in the script."
+)
 
 
 class Course:
@@ -58,8 +67,9 @@ class Course:
         self._verdict = RunVerdict(
             quality=options.quality, optimizer=" and ".join(type(o).__name__ for o in optimizers)
         )
-        self._ends_s: list[float] = []
-        """When each step of the present phase has ended."""
+        self._ends_s: deque[float] = deque(maxlen=_REMEMBERED + 1)
+        """When the last steps of the present phase have ended."""
+        self._steps_before = 0  # that phase
         self._saved_s = 0.0
         self._pid = os.getpid()
         self._choice: PlanChoice | None = None
@@ -81,7 +91,7 @@ class Course:
         if held is not None and not reason:
             recalled = self._recall(held)
             observation = None if recalled.known is not None else (yield from self._measure(held))
-            reason = "" if observation is None else self._agree("backward", self._blind(observation))
+            reason = "" if observation is None else self._agree("backward", _BLIND if observation.blind else "")
             if not reason:
                 yield from self._choose(held, observation, recalled)
                 return
@@ -130,14 +140,6 @@ class Course:
             self._mark()
         self._verdict.baseline_step_s = self._median_s(_WARM_UP)
         return observation
-
-    def _blind(self, observation: Observation) -> str:
-        if observation.blind:
-            return (
-                "Pliant could not see when backward begins, since the model's output has no tensor that it finds (in "
-                "lists, dicts and dataclasses); call pliant.relax() in the script."
-            )
-        return ""
 
     def _agree(self, name: str, reason: str) -> str:
         """Return the first rank's reason to leave the training alone, the same on all ranks; "" without any."""
@@ -196,7 +198,8 @@ class Course:
         verdict, plan = self._verdict, choice.run.plan
         verdict.plan, verdict.plan_text, verdict.steps_ratio = json.loads(to_json(plan)), str(plan), steps_ratio
         verdict.line = line_for(plan, choice.run.optimizer, self._options.plan_file)
-        self._plan, self._before, self._ends_s = plan, choice.run.stats(), [time.perf_counter()]
+        self._plan, self._before = plan, choice.run.stats()
+        self._begin_phase()
 
     def _note_given_up(self, choice: PlanChoice) -> None:
         """Note that the plan was given up for torch's own exchange, and begin to measure that."""
@@ -209,7 +212,8 @@ class Course:
     # - Steps after the decision
 
     def _go_on(self, choice: PlanChoice | None = None) -> Generator[None]:
-        self._choice, self._ends_s = choice, [time.perf_counter()]
+        self._choice = choice
+        self._begin_phase()
         self._save()
         while True:
             yield
@@ -221,7 +225,7 @@ class Course:
                 self._save()
 
     def _note_after(self) -> None:
-        verdict, steps = self._verdict, len(self._ends_s) - 1
+        verdict, steps = self._verdict, self._verdict.num_steps - self._steps_before
         if verdict.decided and steps >= _LEAST_AFTER:
             verdict.step_s = self._median_s(0)
         if self._choice is not None and self._before is not None and steps:
@@ -242,17 +246,23 @@ class Course:
             return cast(ProcessGroup, model.process_group)
         return cast(ProcessGroup, dist.group.WORLD) if dist.is_initialized() else None
 
+    def _begin_phase(self) -> None:
+        self._ends_s.clear()
+        self._ends_s.append(time.perf_counter())
+        self._steps_before = self._verdict.num_steps
+
     def _mark(self) -> None:
         self._ends_s.append(time.perf_counter())
         self._verdict.num_steps += 1
 
     def _median_s(self, skipped: int) -> float | None:
-        steps_s = [b - a for a, b in zip(self._ends_s, self._ends_s[1:], strict=False)][skipped:]
+        steps_s = [b - a for a, b in pairwise(self._ends_s)][skipped:]
         return statistics.median(steps_s) if steps_s else None
 
     def _save(self) -> None:
         if self._rank == 0:
-            self._verdict.save(self._folder)
+            with contextlib.suppress(OSError):  # a full disk must not end the script, and the other ranks with it
+                self._verdict.save(self._folder)
         self._saved_s = time.perf_counter()
 
     def _save_at_exit(self) -> None:

@@ -1,6 +1,5 @@
 """Calls that are made once a module has been imported."""
 
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -20,10 +19,12 @@ class _AfterImport(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._name or self not in sys.meta_path:
+        if fullname != self._name:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        # It stays until the module is executed: many only ask whether there is one, as transformers does for torch.
+        others = (getattr(finder, "find_spec", None) for finder in sys.meta_path if finder is not self)
+        found = (find(fullname, path, target) for find in others if find is not None)
+        spec = next((each for each in found if each is not None), None)
         if spec is not None and spec.loader is not None:
             self._loader, spec.loader = spec.loader, self
         return spec
@@ -37,6 +38,8 @@ class _AfterImport(MetaPathFinder, Loader):
             raise ImportError(f"{self._name} was not found by the loader that is to execute it.")
         module.__spec__.loader = module.__loader__ = loader  # as if nobody had been in between
         loader.exec_module(module)
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
         self._call()
 
 

@@ -59,7 +59,7 @@ def run_command(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """
     try:
         process = subprocess.Popen([*command], env={**environment})
-    except (FileNotFoundError, PermissionError) as error:
+    except OSError as error:
         raise ValueError(
             f"the command {command[0]!r} cannot be run: {error.strerror}; give a program after --."
         ) from None

@@ -108,11 +108,12 @@ class RunVerdict:
         """The verdict in one sentence."""
         if self.plan is None or self.speedup is None:
             return self.reason or "The script ended before a plan was chosen; let it make more steps."
-        return (
+        told = (
             f"{self.speedup:.2f}x sooner to {self.how}'s loss: a step takes {format_time(self.step_s or math.nan)} "
             f"instead of {format_time(self.baseline_step_s or math.nan)} ({self.steps_speedup:.2f}x), counting "
             f"{self.steps_ratio:.2f} times the steps."
         )
+        return f"{self.reason} {told}" if self.reason else told  # such as of a script that has failed since
 
     def save(self, folder: Path) -> None:
         """Write it into the folder of a run."""

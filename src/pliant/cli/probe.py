@@ -11,12 +11,14 @@ from rich.console import Console
 from rich.table import Table
 from torch.distributed import ProcessGroup
 
+from pliant.attachment.launch import speaks_for_all
 from pliant.cli.doctor.tcp import tcp_findings
 from pliant.comm import new_comm
 from pliant.network.machine import measure_machine
 from pliant.network.probing import probe as measure_network
 from pliant.network.rank_facts import gather_facts
 from pliant.spec import Machine, Topology, save
+from pliant.spec.files import require_places
 from pliant.spec.units import format_rate, format_time, parse_time
 
 __all__ = ["probe"]
@@ -37,6 +39,8 @@ def probe(
     budget_s = parse_time(budget)
     if budget_s <= 0:
         raise ValueError(f"--budget is {budget}, but measuring takes time; give some seconds, such as 5s.")
+    if speaks_for_all():
+        require_places(out, machine)
     _meet(max(_TIMEOUT_S, 4 * budget_s))
     try:
         comm = new_comm(cast(ProcessGroup, dist.group.WORLD), max(_TIMEOUT_S, 4 * budget_s))

@@ -89,7 +89,10 @@ def _emulated(text: str) -> _Emulated:
     """Return the hosts that --emulate asks for."""
     given: dict[str, str] = {}
     for pair in text.split(","):
-        name, _, given[name] = pair.partition("=")
+        name, _, value = pair.partition("=")
+        if name in given:
+            raise ValueError(f"--emulate has {name}={given[name]} and {pair}; use one of them.")
+        given[name] = value
     if unknown := [name for name, value in given.items() if name not in _EMULATED or not value]:
         raise ValueError(f"--emulate has {unknown[0]!r}, but it takes words such as {_KNOWN}.")
     asked = {**_EMULATED, **given}

@@ -12,7 +12,7 @@ from pliant.algorithms.by_name import plan_of_text
 from pliant.cli import inputs
 from pliant.cli.racks import RacksOption, UplinkOption
 from pliant.simulator import Simulated, simulate as simulate_plan, write_trace
-from pliant.spec.files import write_atomically
+from pliant.spec.files import require_places, write_atomically
 from pliant.spec.units import format_bytes, format_time, parse_bytes
 
 __all__ = ["simulate"]
@@ -41,6 +41,7 @@ def simulate(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
 ) -> None:
     """Predict the time of a training step, its waiting and its bytes. Needs no network and no model."""
+    require_places(trace, json_file)
     training = inputs.read_workload(workload, compute)
     network = inputs.read_topology(topology, hosts, ranks, rate, delay, racks, uplink, machine)
     found = simulate_plan(

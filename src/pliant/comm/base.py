@@ -1,4 +1,4 @@
-"""Protocol of a comm: a rank, a size, and twelve calls that communicate."""
+"""Protocol of a comm: a rank, a size, and the calls by which ranks communicate."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,10 @@
 """Comms over groups of their own, and comms of one rank."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
+import torch.distributed as dist
 from torch.distributed import HashStore, ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
 from pliant.comm.base import CommError, Limit
@@ -12,9 +14,19 @@ from pliant.comm.process_group import ProcessGroupComm
 from pliant.comm.torch_private import backend_of, group_factory, liveness_store
 from pliant.comm.verdict import Verdict
 
-__all__ = ["comm_beside", "new_comm", "self_comm"]
+__all__ = ["comm_beside", "default_group", "new_comm", "self_comm"]
 
 _CPU = torch.device("cpu")
+
+
+def default_group() -> ProcessGroup:
+    """Return torch's default group. Raises ValueError where there is none, as in a script that is started alone."""
+    if not dist.is_initialized():
+        raise ValueError(
+            "this process is in no process group, and so has no ranks to exchange with; start it by torchrun, and call "
+            "torch.distributed.init_process_group('gloo') first, or give group=."
+        )
+    return cast(ProcessGroup, dist.group.WORLD)
 
 
 def new_comm(

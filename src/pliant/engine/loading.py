@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from pliant.comm.base import Comm
+from pliant.comm.private_comm import default_group
 from pliant.comm.transport import Transport, comm_by_host
 from pliant.engine.checkpoint import Manifest, read_manifest, read_part
 from pliant.engine.connecting import Connections
@@ -87,7 +87,7 @@ def load_run(
 
     """
     held = unwrap(model, optimizer)
-    own = held.ddp.process_group if held.ddp is not None else group or dist.group.WORLD
+    own = held.ddp.process_group if held.ddp is not None else group or default_group()
     device = next(iter(held.parameters.values())).device
     comm = comm_by_host(cast(ProcessGroup, own), timeout_s, device)
     try:

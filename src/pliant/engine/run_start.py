@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import cast
 
-import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from pliant.comm.base import Comm
+from pliant.comm.private_comm import default_group
 from pliant.comm.recorded import RecordedComm
 from pliant.comm.torch_errors import error_reporter
 from pliant.comm.transport import Transport, require_transport
@@ -65,7 +65,8 @@ def start_run(
         limits_s = timeout_s, start_timeout_s
         return _start_elastic(relaxed, plan, elastic, group=group, nonfinite=nonfinite, limits_s=limits_s)
     device = next(iter(relaxed.parameters.values())).device
-    relaxed.group = cast(ProcessGroup, group or dist.group.WORLD if relaxed.ddp is None else relaxed.ddp.process_group)
+    own = None if relaxed.ddp is None else cast(ProcessGroup, relaxed.ddp.process_group)
+    relaxed.group = own or group or default_group()
     plan = relaxed.resolve(plan)
     require_transport(transport, relaxed.group, device)
     claim(relaxed)

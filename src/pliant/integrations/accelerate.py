@@ -33,8 +33,11 @@ def _log_of(accelerator: Accelerator) -> FrameworkLog:
     """Return a log that asks for the trackers when a row is due: scripts may begin them later."""
 
     def write(values: Mapping[str, Any], step: int) -> None:
-        if accelerator.trackers:  # which write on the first process only
-            accelerator.log(dict(values), step=step)
+        for tracker in accelerator.trackers:  # which write on the first process only
+            if tracker.name == "wandb":  # it refuses steps below its own, so that a row must not be ahead of the script
+                tracker.log({**values, "pliant/step": step}, step=tracker.tracker.step)
+            else:
+                tracker.log(dict(values), step=step)
 
     return FrameworkLog(write=write, writes_texts=True)
 
@@ -52,10 +55,10 @@ class _RunState:
         self._run.save_part(Path(folder) / self._name)
         if not self._run.ranks_differ:
             return
-        mean = self._run.consolidate()
+        mean = {name_without_wrappers(name): value for name, value in self._run.consolidate().items()}
         for model, state in zip(models, weights, strict=False):  # FSDP has saved its own
             if module_of(model) is module_of(self._model):
-                state.update({name: mean[_bare(name, model)] for name in state})
+                state.update({name: mean.get(_bare(name, model), value) for name, value in state.items()})
 
     def on_load(self, models: list[nn.Module], folder: str) -> None:
         self._folder = Path(folder)

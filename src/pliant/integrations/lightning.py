@@ -108,7 +108,8 @@ class PliantStrategy(DDPStrategy):
         self._mean.close()
         if self.run is not None:
             if self.run.ranks_differ:
-                checkpoint["state_dict"] = checkpoint["state_dict"] | self.run.consolidate()
+                mean, own = self.run.consolidate(), checkpoint["state_dict"]
+                checkpoint["state_dict"] = {name: mean.get(name, value) for name, value in own.items()}
             if "optimizer_states" in checkpoint:  # not weights only
                 self.run.save_part(_beside(filepath))
         super().save_checkpoint(checkpoint, filepath, storage_options)

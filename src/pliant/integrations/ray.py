@@ -35,7 +35,7 @@ def relax(
 
     If the worker was started with a checkpoint, model and optimizer have been loaded from it before, and the run goes
     on to the bit. From then on ``ray.train.report`` adds what steps cost to the metrics, and, if rank 0 gives it a
-    checkpoint, each rank's part in ``pliant/``. All workers call it alike, as Ray asks for.
+    checkpoint, each rank's part in ``pliant/``. All workers call it alike, as Ray asks for, and wait for the upload.
 
     Args:
         model: The prepared model.
@@ -53,9 +53,13 @@ def relax(
     nonfinite = "raise" if scaler is None else "propagate"
     run = relax_model(model, optimizer, what, hosts=hosts, rack=rack, timeout_s=timeout_s, nonfinite=nonfinite)
     name = part_name(ray.train, run)
-    if (checkpoint := ray.train.get_checkpoint()) is not None:
-        with checkpoint.as_directory() as folder:
-            run.load_part(Path(folder) / name, scaler=scaler)
+    try:
+        if (checkpoint := ray.train.get_checkpoint()) is not None:
+            with checkpoint.as_directory() as folder:
+                run.load_part(Path(folder) / name, scaler=scaler)
+    except BaseException as error:
+        run.__exit__(type(error), error, None)
+        raise
     _follow_reports(run, name)
     return run
 
@@ -65,6 +69,12 @@ def _follow_reports(run: Run, name: str) -> None:
     report, meter = ray.train.report, StepMeter(run)
 
     def _report(metrics: dict[str, Any], checkpoint: Any = None, **options: Any) -> None:
+        mode = options.get("checkpoint_upload_mode")
+        if run.is_open and mode is not None and mode.name != "SYNC":
+            raise ValueError(
+                f"ray.train.report() was given {mode}, but each rank's part of the run lies in a folder that is gone "
+                "when the report returns; leave checkpoint_upload_mode out."
+            )
         costs = {f"pliant/{cost}": value for cost, value in meter.take().items()}
         with tempfile.TemporaryDirectory() as folder:
             if run.is_open and broadcast_from_rank_zero(checkpoint is not None):

@@ -52,7 +52,7 @@ class PliantCallback(TrainerCallback):
         self._meter: StepMeter | None = None
         self._mean = ExitStack()
         """Holds the block in which the model is the mean over ranks."""
-        self._resume_from: str | bool | None = None
+        self._resume_from: str | Path | bool | None = None
         self._train, self._log = trainer.train, trainer.log
         # The Trainer tells callbacks neither where it resumes from, nor what it logs before it is logged.
         trainer.train, trainer.log = self._noting_train, self._adding_log
@@ -111,7 +111,7 @@ class PliantCallback(TrainerCallback):
         if best is not None:
             self.trainer.model.load_state_dict(best)
 
-    def _noting_train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
+    def _noting_train(self, resume_from_checkpoint: str | Path | bool | None = None, *args: Any, **options: Any) -> Any:
         self._resume_from = resume_from_checkpoint
         try:
             return self._train(resume_from_checkpoint, *args, **options)
@@ -126,7 +126,7 @@ class PliantCallback(TrainerCallback):
         self._log(logs, *args, **options)
 
     def _checkpoint(self, args: TrainingArguments) -> Path:
-        if isinstance(self._resume_from, str):
+        if self._resume_from is not None and not isinstance(self._resume_from, bool):
             return Path(self._resume_from)
         return Path(get_last_checkpoint(str(args.output_dir)) or str(args.output_dir))
 

@@ -1,11 +1,14 @@
 """Rows in a file: comma-separated values, or a JSON object a line."""
 
 import csv
+import io
 import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from pliant.spec.files import write_atomically
 
 __all__ = ["CsvFile", "JsonLines", "read_rows"]
 
@@ -54,13 +57,15 @@ class CsvFile:
         return self._rewrite()
 
     def _rewrite(self) -> Any:
+        """Return the file with all columns, open for more rows; whatever fails, the rows that were there stay."""
         self.close()
         rows = _read_csv(self._path) if self._path.exists() else []
-        file = self._path.open("w", newline="", encoding="utf-8")
-        writer = csv.DictWriter(file, self._columns)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns)
         writer.writeheader()
         writer.writerows(rows)
-        return file
+        write_atomically(self._path, text.getvalue())
+        return self._path.open("a", newline="", encoding="utf-8")
 
 
 class JsonLines:
@@ -94,9 +99,10 @@ def read_rows(path: Path) -> list[dict[str, float | str]]:
     """Read the rows of either kind of file, while it is being written too. Raises ValueError, naming the file."""
     try:
         if path.suffix == ".csv":
-            return [{name: _value(text) for name, text in row.items() if text} for row in _read_csv(path)]
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        rows = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be half written
+            rows = [{name: _value(text) for name, text in row.items()} for row in _read_csv(path)]
+        else:
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            rows = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be half written
     except (ValueError, csv.Error) as error:
         raise ValueError(f"{path} cannot be read as a log of run.log_to() ({error}).") from None
     if not all(isinstance(row, dict) and "step" in row for row in rows):

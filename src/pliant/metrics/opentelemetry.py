@@ -27,7 +27,8 @@ class OpenTelemetry:
 
     def log(self, step: int, values: Mapping[str, float | str]) -> None:
         """Set the gauges to the values of a step."""
-        self._attributes |= {name: value for name, value in values.items() if isinstance(value, str)}
+        texts = {name: value for name, value in values.items() if isinstance(value, str)}
+        self._attributes = {**self._attributes, **texts}  # anew: the SDK holds those of points that it has yet to send
         for name, value in {"step": float(step), **values}.items():
             if isinstance(value, str):
                 continue

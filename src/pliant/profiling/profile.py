@@ -17,6 +17,7 @@ from pliant.engine.run import Run
 from pliant.engine.tracer import TaskRecord, Tracer, TransferRecord
 from pliant.profiling.step_timer import tensors_in
 from pliant.spec import Event, Timeline, save
+from pliant.spec.files import require_places
 
 __all__ = ["Profile", "profile"]
 
@@ -28,7 +29,8 @@ class Profile(AttachedProfile):
     """Result of `profile`: a context manager around ordinary steps. Its hooks are removed after the last one."""
 
     def __init__(self, run: Run, folder: Path | None, *, steps: int, warmup_steps: int) -> None:
-        self._run, self._folder = run, folder
+        self._run, self._file = run, None if folder is None else folder / f"rank{run.tracer.comm.rank}.json"
+        require_places(self._file)
         self._first, self._steps = warmup_steps, steps
         self._taken = 0
         self._forward_from: Any = None
@@ -159,8 +161,6 @@ class Profile(AttachedProfile):
         elif self._taken == self._first + self._steps:
             self.end()
 
-    # - The result
-
     def _write(self) -> None:
         tracer = self._run.tracer
         tracer.clock.settle()
@@ -172,8 +172,8 @@ class Profile(AttachedProfile):
             began_unix_s=self._began_unix_s,
             provenance=self._provenance(),
         )
-        if self._folder is not None:
-            save(self._timeline, self._folder / f"rank{tracer.comm.rank}.json")
+        if self._file is not None:
+            save(self._timeline, self._file)
 
     def _provenance(self) -> str:
         now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -203,7 +203,7 @@ def profile(run: Run, folder: str | Path | None = None, *, steps: int = 10, warm
         warmup_steps: Steps before those.
 
     Raises:
-        ValueError: A number of steps is not possible.
+        ValueError: A number of steps is not possible, or the folder takes no file.
         RuntimeError: The run is being recorded already.
 
     >>> from pliant import relax, run_world

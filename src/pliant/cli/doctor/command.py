@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.distributed import ProcessGroup
 
+from pliant.attachment.launch import speaks_for_all
 from pliant.cli.doctor.verdict import Prospect, findings, prospects, sentence
 from pliant.comm import Comm, new_comm
 from pliant.comm.private_comm import self_comm
@@ -27,7 +28,7 @@ from pliant.network.probing import probe
 from pliant.network.rank_facts import RankFacts, gather_facts
 from pliant.network.rank_places import ranks_of_hosts
 from pliant.spec import Machine, Topology, to_json
-from pliant.spec.files import write_atomically
+from pliant.spec.files import require_places, write_atomically
 from pliant.spec.units import format_rate, format_time, parse_time
 
 __all__ = ["Checkup", "doctor", "examine"]
@@ -66,6 +67,10 @@ def doctor(
     budget_s = parse_time(budget)
     if not 0 < budget_s <= _MOST_S:
         raise ValueError(f"--budget is {budget}, but a look takes more than 0s and at most {_MOST_S:g}s.")
+    if connections < 2:
+        raise ValueError(f"--connections is {connections}, but several are compared with one; give at least 2.")
+    if speaks_for_all():
+        require_places(json_file)
     with _comm(2 * _MOST_S) as comm:
         found = examine(comm, budget_s=budget_s, num_connections=connections)
         comm.barrier()

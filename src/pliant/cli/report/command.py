@@ -27,7 +27,7 @@ from pliant.cli.report.comparison import (
 from pliant.cli.report.steps import events_in, median_step, merge_timelines, steps_of
 from pliant.simulator import Simulated, simulate, write_trace
 from pliant.spec import Event, Timeline, load
-from pliant.spec.files import write_atomically
+from pliant.spec.files import require_places, write_atomically
 from pliant.spec.units import format_time, parse_bytes
 
 __all__ = ["report"]
@@ -60,12 +60,13 @@ def report(
 ) -> None:
     """Draw what ranks did in each step, as one HTML page; with --plan and --workload also the prediction."""
     require_plotly()
+    require_places(html, trace, json_file)
     paths = _paths(files)
     timelines = [_load(path) for path in paths]
     check(timelines, [str(path) for path in paths])
     timelines.sort(key=lambda timeline: timeline.events[0].rank)
-    predicted, costs = None, inputs.describe_overheads(overheads, machine)
-    if plan or workload or topology is not None or hosts:
+    predicted, costs = None, ""
+    if any((plan, workload, topology, hosts, ranks is not None, rate, delay, compute, machine, overheads)):
         if not (plan and workload):
             raise ValueError("a prediction needs all three: --plan, --workload, and --topology or --hosts.")
         wanted = plan_of_text(plan)
