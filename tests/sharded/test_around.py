@@ -231,13 +231,14 @@ def refused() -> dict[str, str]:
 
 def refused_while_open() -> dict[str, str]:
     model = build()
-    found = {}
-    with pliant.relax(model, adamw(model), pliant.int4(), timeout_s=20) as run_:
+    optimizer, found = adamw(model), {}
+    with pliant.relax(model, optimizer, pliant.int4(), timeout_s=20) as run_:
         states = [None] * dist.get_world_size()
         dist.all_gather_object(states, run_.state_dict())
         asks = {
             "resize": lambda: pliant.resize(states, 1),
             "hosts": lambda: run_.switch(pliant.sharded(replicas="onebit")),
+            "limit": lambda: run_.switch(pliant.sharded(gradients="int4", residual="full", limit_bytes=1000)),
             "again": lambda: pliant.relax(model, adamw(model), pliant.int4(), timeout_s=20),
         }
         for name, ask in asks.items():
@@ -245,6 +246,8 @@ def refused_while_open() -> dict[str, str]:
                 ask()
             except ValueError as error:
                 found[name] = str(error)
+        train(model, optimizer, 1)  # it goes on under the plan that it had
+        found["plan"] = str(run_.plan.rules[0].exchange)
     return found
 
 
@@ -268,6 +271,8 @@ def test_what_is_not_supported_is_refused_in_one_sentence_on_all_ranks():
         "whole": "the model's are whole on every rank",
         "resize": "but a model that is not divided exchanges neither",
         "hosts": "no two hold the same",
+        "limit": "but limit_bytes is 1000; use residual='int8'",
+        "plan": r"gradients=ReduceScatter\(codec=int4, residual='full'\)",
         "again": "this model already has an open run",
     }
     for found in run(2, refused):

@@ -140,6 +140,24 @@ def test_gradients_that_are_reduced_in_16_bits_reach_replicas_before_they_are_ca
         assert error < 1e-3
 
 
+def at_their_own_pace() -> list:
+    """Replicas end after different numbers of steps; return a state of the optimizer from each."""
+    model = build(mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replica", "shard")))
+    optimizer = adamw(model)
+    with pliant.relax(model, optimizer, "async_average", timeout_s=60):
+        train(model, optimizer, 2 + dist.get_rank())
+    kept = [optimizer.state[p] for p in model.parameters()]
+    mine = [(own["step"].item(), own["exp_avg"].to_local().double().sum().item()) for own in kept]
+    theirs = [None] * 2
+    dist.all_gather_object(theirs, (mine, local_weights(model).tolist()))
+    return theirs
+
+
+def test_replicas_that_end_after_different_steps_get_one_state_of_the_optimizer():
+    for first, second in run(2, at_their_own_pace):
+        assert first == second
+
+
 class Halves(nn.Module):
     """Two layers, of which a pass may leave out the first."""
 

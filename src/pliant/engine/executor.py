@@ -27,10 +27,11 @@ from pliant.engine.owners import Owners, Servers
 from pliant.engine.parts import Part
 from pliant.engine.places import Places
 from pliant.engine.plan_executor import PlanExecutor
-from pliant.engine.ratio_controller import RatioController, controllers_for
+from pliant.engine.ratio_controller import RatioController, controllers_for, require_timed_targets
 from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.server_threads import ServerThreads
 from pliant.engine.shard_exchanges import ShardExchanges, shard_exchanges
+from pliant.engine.shard_memory import require_within_limits
 from pliant.engine.state_shapes import StateShapes, state_shapes
 from pliant.engine.step_counts import plan_number
 from pliant.engine.tracer import Tracer
@@ -106,7 +107,10 @@ class ExecutorBuilder:
         request = requests_in(store, self._steppers)
         if request is not None:
             self._relaxed.require_whole("the plan looks at the curvature of a whole model", "set power=0")
-        if old is not None:
+        if self._relaxed.sharded is not None:
+            require_within_limits(self._relaxed.sharded, nodes)
+        require_timed_targets(nodes.values(), self._tracer)
+        if old is not None:  # from here on nothing may be refused
             old.hand_back(step)
         owed: dict[str, Tensor] = {} if old is None else store.adopt(old.gradients.store, old.gradients.owed)
         for name, parameter in self._parameters.items():

@@ -1,7 +1,7 @@
 """Exchanges of a model's shards under a plan, on all its parameter groups."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +15,11 @@ from pliant.engine.parts import Part
 from pliant.engine.same_structure import require_same_structure
 from pliant.engine.shard_groups import GroupGather, GroupScatter
 from pliant.engine.shard_layout import columns_of
+from pliant.engine.shard_memory import describe_kept, nodes_of_shards
 from pliant.engine.sharded_findings import shard_findings
 from pliant.engine.sharded_model import ShardedModel
 from pliant.engine.tracer import Tracer
-from pliant.layouts.shards import Column, gather_state_bytes, residual_bytes, scatter_payload_bytes
-from pliant.spec import Exchange, Residual, Sharded
+from pliant.spec import Exchange
 
 __all__ = ["ShardExchanges", "shard_exchanges"]
 
@@ -37,20 +37,16 @@ class ShardExchanges(Part):
         tracer: Tracer of the run.
         checks: Whether gradients that are not finite are refused.
 
-    Raises:
-        ValueError: More has to be kept than the plan allows; nothing has been allocated then.
-
     """
 
     key = "shards"
     checks_structure = True
 
     def __init__(self, model: ShardedModel, nodes: Mapping[str, Exchange], tracer: Tracer, *, checks: bool) -> None:
-        self._nodes = {name: node for name, node in nodes.items() if isinstance(node, Sharded)}
+        self._nodes = nodes_of_shards(nodes)
         self._model, self.changes = model, [0] * len(model.groups)
         """Moments so far at which weights may have changed, of each parameter group."""
         self._group_of = {id(p): k for k, group in enumerate(model.groups) for p in group.parameters}
-        self._refuse_too_large()
         self._device = next(iter(model.shards.values())).device
         self._scratch = Scratch(self._device)
         self.gathering: list[CommThread] = []
@@ -88,48 +84,9 @@ class ShardExchanges(Part):
         columns = columns_of(group, names, comm.size, names)
         return GroupGather(group.name, index, columns, found, comm, self._gather_scratch, self._device, self.findings)
 
-    # - Memory
-
-    def bytes_by_kind(self) -> dict[str, int]:
-        """Return what a rank keeps: residuals of gradients and their payloads, and payloads and copies of weights."""
-        kept = {"gradients": 0, "payloads": 0, "weights": 0}
-        for column, itemsize in self._columns:
-            node = self._nodes[column.name]
-            if node.gradients is not None:
-                kept["gradients"] += residual_bytes(node.gradients.residual, sum(column.valid))
-                kept["payloads"] += scatter_payload_bytes(node.gradients, column.valid, self._model.shard_comm.rank)
-            kept["weights"] += gather_state_bytes(node.weights, column.valid, itemsize)
-        return kept
-
     def explain(self) -> str:
         """Say in a sentence what a rank keeps for its shards."""
-        kept = self.bytes_by_kind()
-        lossy = [c for c, _ in self._columns if (setting := self._nodes[c.name].gradients) and setting.codec]
-        others = ", ".join(
-            f"{kind} {sum(residual_bytes(kind, sum(c.valid)) for c in lossy) / 1e6:.3g}" for kind in get_args(Residual)
-        )
-        return (
-            f"Shards: each of {self._model.num_shards} ranks keeps {kept['gradients'] / 1e6:.3g} MB of residuals of "
-            f"gradients{f' (of residual={others})' if lossy else ''}, {kept['payloads'] / 1e6:.3g} MB of their "
-            f"payloads, and {kept['weights'] / 1e6:.3g} MB of payloads and copies of weights."
-        )
-
-    @property
-    def _columns(self) -> list[tuple[Column, int]]:
-        """Places of all parameters that are trained and divided, and bytes of an element that is gathered."""
-        model, size = self._model, self._model.shard_comm.size
-        groups = [(each, max(d.itemsize for d in each.gathered_dtypes)) for each in model.groups if size > 1]
-        return [(c, n) for each, n in groups for c in columns_of(each, model.names_of(each), size, self._nodes)]
-
-    def _refuse_too_large(self) -> None:
-        limits = [node.limit_bytes for node in self._nodes.values() if node.limit_bytes]
-        kept = self.bytes_by_kind()
-        if limits and sum(kept.values()) > min(limits):
-            raise ValueError(
-                f"the plan keeps {kept['gradients']} bytes of residuals, {kept['payloads']} of payloads of gradients, "
-                f"and {kept['weights']} of payloads and copies of weights on each rank, but limit_bytes is "
-                f"{min(limits)}; use residual='int8' or 'none', weights without differences, or a larger limit."
-            )
+        return describe_kept(self._model, self._nodes)
 
     # - Moments
 
@@ -218,7 +175,7 @@ class ShardExchanges(Part):
     @state.setter
     def state(self, saved: Mapping[str, Any]) -> None:
         groups = [saved["groups"].get(group.name, {}) for group in self._model.groups]
-        self.owe([kept["owed"]["rows"].to(self._device) if "owed" in kept else None for kept in groups])
+        self.owe([kept["owed"]["rows"].to(self._device, copy=True) if "owed" in kept else None for kept in groups])
         for kept, scatter, gather, changes in zip(groups, self.scatters, self.gathers, self.changes, strict=True):
             if scatter is not None:
                 scatter.load(kept)

@@ -193,7 +193,8 @@ class GroupGather:
         found: dict[str, dict[str, Any]] = {}
         for k, ((_, part), names) in enumerate(zip(self._parts, self._names, strict=True)):
             if state := part.state:
-                found[f"weights {k}"] = {**state, "begun": state["begun"] + int(self._of == changes), "of": names}
+                holds = changes in (self._of, self._loaded)
+                found[f"weights {k}"] = {**state, "begun": state["begun"] + int(holds), "of": names}
         return found
 
     def load(self, saved: Mapping[str, Mapping[str, Any]], changes: int) -> None:
