@@ -1,6 +1,7 @@
 """What is around a sharded run: resume, NaN, agreement, lost ranks, switches, memory and refusals."""
 
 import re
+import threading
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from worlds import run
 
 import pliant
 from pliant.comm.fsdp_private import param_groups
+from pliant.engine.comm_thread import CommThread
+from pliant.engine.shard_exchanges import ShardExchanges
 from pliant.spec import Rule, SyncPlan
 
 pytestmark = [pytest.mark.processes]
@@ -248,7 +251,18 @@ def refused_while_open() -> dict[str, str]:
                 found[name] = str(error)
         train(model, optimizer, 1)  # it goes on under the plan that it had
         found["plan"] = str(run_.plan.rules[0].exchange)
+        found["ahead"] = gathered_ahead(*run_._executor.of(ShardExchanges))
     return found
+
+
+def gathered_ahead(shards: ShardExchanges) -> str:
+    """Hand back with a gather under way, which goes on once it is waited for; say whether it came to its end."""
+    (thread,), waited, ended = shards.gathering, threading.Event(), []
+    thread.submit(lambda: ended.append(waited.wait()))
+    thread.drain = lambda: waited.set() or CommThread.drain(thread)
+    shards.hand_back(1)
+    waited.set()
+    return f"{len(ended)} ended"
 
 
 def test_what_is_not_supported_is_refused_in_one_sentence_on_all_ranks():
@@ -272,6 +286,7 @@ def test_what_is_not_supported_is_refused_in_one_sentence_on_all_ranks():
         "resize": "but a model that is not divided exchanges neither",
         "hosts": "no two hold the same",
         "limit": "but limit_bytes is 1000; use residual='int8'",
+        "ahead": "1 ended",
         "plan": r"gradients=ReduceScatter\(codec=int4, residual='full'\)",
         "again": "this model already has an open run",
     }

@@ -102,6 +102,7 @@ def before_a_step(folder: str) -> bool:
     return torch.equal(*ends)
 
 
+@pytest.mark.extended
 def test_a_run_of_replicas_that_differ_is_saved_before_its_first_step(tmp_path):
     assert run(2, before_a_step, str(tmp_path)) == [True, True]
 

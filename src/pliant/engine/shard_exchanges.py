@@ -111,6 +111,10 @@ class ShardExchanges(Part):
         for thread in self.gathering:
             thread.drain()
 
+    def hand_back(self, step: int) -> None:
+        """Finish gathers that nobody has used, as an evaluation may leave them: dropped here, another rank waits."""
+        self.settle(step)
+
     def abandon(self) -> None:
         """Drop gathers in flight."""
         for thread in self.gathering:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,9 +11,10 @@ from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImpor
 from torch.optim import Muon, Optimizer
 
 from pliant.accelerator import is_accelerator
-from pliant.comm.base import Comm, CommError
+from pliant.comm.base import Comm, CommError, Limit
 from pliant.comm.fsdp_private import ParamGroup, is_sharded, param_groups, settle_sharding
 from pliant.comm.torch_errors import Report
+from pliant.comm.torch_private import destroy, group_factory
 from pliant.comm.transport import comm_alone
 from pliant.engine.shard_optimizer import ShardOptimizer
 
@@ -54,6 +55,8 @@ class ShardedModel:
         self.numels = {self.name_of(p): p.numel() for g in self.groups for p in g.parameters if p.requires_grad}
         """Name -> elements of a whole parameter that is trained."""
         self._view: Optimizer | None = None
+        self._alone: list[ProcessGroup] = []
+        """Group of this rank alone, in which torch averages under replicate() while a run does."""
         if not self.shards:
             raise ValueError("no parameter under fully_shard requires a gradient, so there is nothing to exchange.")
         self._of_shard = {
@@ -154,11 +157,10 @@ class ShardedModel:
         self.replica_comm = _among(self.groups[0].replica_group, comm, whole) or comm_alone(device)
         ranks = _ranks(self.groups[0].replica_group) or (dist.get_rank(),)
         self._replicas = [dist.get_group_rank(whole, rank) for rank in ranks]
-        if self.has_replicas:
-            mine = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-            for group in self.groups:
-                group.alone = cast(ProcessGroup, mine)
+        if self.has_replicas and not self.has_shards:
+            self._alone = [group_factory(whole, Limit(timeout_s=comm.timeout_s))([whole.rank()])]
         for group in self.groups:
+            group.alone = next(iter(self._alone), None)
             group.watch(partial(_explained, report, group.name))
 
     def hosts_of_replicas(self, hosts: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -171,6 +173,8 @@ class ShardedModel:
         """Give all places back to torch."""
         for group in self.groups:
             group.restore()
+        for mine in self._alone:
+            destroy(mine)
 
 
 def sharded_model(module: nn.Module, names: Callable[[], Mapping[str, Tensor]]) -> ShardedModel | None:

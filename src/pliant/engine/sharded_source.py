@@ -52,7 +52,8 @@ class ShardedSource(GradientSource):
         self._model, self._receiver, self._comm_thread, self._tracer = model, receiver, comm_thread, tracer
         self._begins, self._trial = weakref.WeakMethod(begins), trial
         self._hooks = [
-            module.register_forward_pre_hook(Hook(self._begin)),
+            # Before torch gathers weights, since what is caught up with may be an exchange that changes them.
+            module.register_forward_pre_hook(Hook(self._begin), prepend=True),
             *(each.register_load_state_dict_post_hook(Hook(self.weights_changed)) for each in _holders(module)),
         ]
         self._awaited = False
