@@ -1,6 +1,6 @@
 """Exchanges of a model's shards under a plan, on all its parameter groups."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -132,8 +132,12 @@ class ShardExchanges(Part):
 
     def debts(self) -> list[Tensor | None]:
         """Return this rank's residual, (size, row_numel) for each group; copies."""
-        pairs = zip(self.scatters, self._waiting, strict=True)
-        return [waiting if scatter is None else scatter.take_debts() for scatter, waiting in pairs]
+        return list(self._each_debt())
+
+    def _each_debt(self) -> Iterator[Tensor | None]:
+        """Yield the residual of one group after another, since all copies together are as large as the model."""
+        for scatter, waiting in zip(self.scatters, self._waiting, strict=True):
+            yield waiting if scatter is None else scatter.take_debts()
 
     def owe(self, debts: Sequence[Tensor | None]) -> None:
         """Add gradients of an earlier plan to the next exchange; they wait where reduce-scatters are torch's own."""
@@ -156,7 +160,7 @@ class ShardExchanges(Part):
 
     def stats(self) -> dict[str, float]:
         """Return the Euclidean norm of all residuals of this rank, and the time of gathers in their own thread."""
-        owed = sum(float(each.norm()) ** 2 for each in self.debts() if each is not None) ** 0.5
+        owed = sum(float(each.norm()) ** 2 for each in self._each_debt() if each is not None) ** 0.5
         return {"residual_norm": owed, "exchange_s": sum(thread.busy_s for thread in self.gathering)}
 
     # - State

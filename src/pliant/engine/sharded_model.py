@@ -27,6 +27,7 @@ class ShardedModel:
     Args:
         module: The model, under `fully_shard` or `replicate` itself.
         names: Full name -> parameter, of all that the model has.
+        plain: Returns the name that a module has when nothing around it is compiled.
 
     Raises:
         ValueError: It is divided in a way that is not supported.
@@ -38,8 +39,10 @@ class ShardedModel:
     replica_comm: Comm
     """Ranks that hold the same shards."""
 
-    def __init__(self, module: nn.Module, names: Mapping[str, Tensor]) -> None:
+    def __init__(self, module: nn.Module, names: Mapping[str, Tensor], plain: Callable[[str], str]) -> None:
         self.groups = param_groups(module)
+        for group in self.groups:
+            group.name = plain(group.name)
         _refuse_meshes(self.groups)
         for group in self.groups:
             group.refuse_foreign()
@@ -177,12 +180,15 @@ class ShardedModel:
             destroy(mine)
 
 
-def sharded_model(module: nn.Module, names: Callable[[], Mapping[str, Tensor]]) -> ShardedModel | None:
+def sharded_model(
+    module: nn.Module, names: Callable[[], Mapping[str, Tensor]], plain: Callable[[str], str]
+) -> ShardedModel | None:
     """Return a model's shards; None for one whose parameters are whole. No communication.
 
     Args:
         module: The model.
         names: Returns full name -> parameter of all that it has.
+        plain: Returns the name that a module has when nothing around it is compiled.
 
     Raises:
         ValueError: The model is divided in a way that is not supported.
@@ -200,7 +206,7 @@ def sharded_model(module: nn.Module, names: Callable[[], Mapping[str, Tensor]]) 
         settle_sharding(module)
     except RuntimeError as error:
         raise ValueError(f"the sharded model cannot begin: {error}") from error
-    return ShardedModel(module, names())
+    return ShardedModel(module, names(), plain)
 
 
 def _among(group: ProcessGroup | None, comm: Comm, whole: ProcessGroup) -> Comm | None:
