@@ -72,7 +72,7 @@ class ShardExchanges(Part):
         found = {name: self._nodes[name].gradients for name in names if name in self._nodes}
         if comm.size == 1 or all(node is None for node in found.values()):
             return None
-        columns = columns_of(group, names, comm.size, found)
+        columns = columns_of(group, names, comm.size, self._model.shards)  # also those that nobody here steps: exactly
         return GroupScatter(group.name, index, columns, found, comm, self._scratch, self._device, self.findings)
 
     def _gather(self, index: int) -> GroupGather | None:
@@ -174,7 +174,7 @@ class ShardExchanges(Part):
             kept = {} if scatter is None else dict[str, Any](scatter.state)
             kept |= {} if gather is None else gather.state(self.changes[k])
             if owed is not None:
-                trained = [name for name in model.names_of(group) if name in self._nodes]
+                trained = [name for name in model.names_of(group) if name in model.shards]
                 kept["owed"] = {"rows": owed, "of": {name: torch.tensor(k) for k, name in enumerate(trained)}}
             if kept:
                 groups[group.name] = kept
