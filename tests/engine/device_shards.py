@@ -26,7 +26,7 @@ from pliant.engine.tracer import Tracer
 from pliant.engine.trial import PlanOnTrial
 from pliant.spec import Rule, SyncPlan
 
-__all__ = ["ShardStepRun", "use_shards"]
+__all__ = ["GROUPS", "ShardStepRun", "use_shards"]
 
 GROUPS = {"one": {"c": (64, 16), "d": (1301,)}, "two": {"a": (41, 30), "b": (7,)}}
 

@@ -7,10 +7,10 @@ import torch
 
 import pliant
 from device import DEVICE
-from engine.device_shards import ShardStepRun, use_shards
+from engine.device_shards import GROUPS, ShardStepRun, use_shards
 from engine.device_steps import CPU, on_device, use_device
 from pliant import run_world
-from pliant.engine import NonFiniteGradientError
+from pliant.engine import NonFiniteGradientError, shard_groups
 
 STEPS = 4
 PLANS = {
@@ -64,6 +64,13 @@ def require_equal(found, wanted):
 def test_no_step_of_shards_reads_the_device_and_all_come_to_what_the_cpu_does(name):
     found = run_world(2, lambda place: trained(place, PLANS[name], DEVICE))
     require_equal(found, run_world(2, lambda place: trained(place, PLANS[name], CPU)))
+
+
+def test_gradients_that_torch_lets_go_of_stay_until_the_device_has_summed_them(monkeypatch):
+    seen = []
+    monkeypatch.setattr(shard_groups, "used_here", lambda *tensors: seen.extend(len(x) for x in tensors))
+    run_world(2, lambda place: trained(place, PLANS["exact"], DEVICE))
+    assert seen == [2] * (2 * STEPS * len(GROUPS))  # on two ranks, with rows for both
 
 
 @pytest.mark.parametrize("name", AMONG_REPLICAS)
