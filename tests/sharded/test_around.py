@@ -1,7 +1,9 @@
 """What is around a sharded run: resume, NaN, agreement, lost ranks, switches, memory and refusals."""
 
+import contextlib
 import re
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,13 +15,14 @@ from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from worlds import run
 
 import pliant
 from pliant.comm.fsdp_private import param_groups
 from pliant.engine.comm_thread import CommThread
 from pliant.engine.shard_exchanges import ShardExchanges
+from pliant.engine.sharded_hooks import ReduceScatterHook
 from pliant.spec import Rule, SyncPlan
 
 pytestmark = [pytest.mark.processes]
@@ -167,6 +170,44 @@ def test_a_switch_pays_what_the_old_plan_owes():
         assert found["owed"] > 0
         assert "the state holds 0 of 3 gradients that a switch of plans had left" in found["lost"]
         assert found["paid"] == 0
+
+
+def broken_off() -> list[bool]:
+    """A pass of which forward or backward raises on all ranks, and that torch is told to forget, leaves no trace."""
+    ends = []
+    for where in ("nowhere", "forward", "backward"):
+        model = build(width=34)
+        optimizer = adamw(model)
+        with pliant.relax(model, optimizer, "allreduce", timeout_s=60):
+            train(model, optimizer, 1)
+            if where != "nowhere":
+                fails = {
+                    "forward": lambda *_: 1 / 0,
+                    "backward": lambda *a: a[-1].register_hook(lambda _: 1 / 0) and None,
+                }
+                hook = model.blocks[0].register_forward_hook(fails[where])
+                with contextlib.suppress(ZeroDivisionError):
+                    loss(model, 50).backward()
+                hook.remove()
+                model.reset_iter_state()
+                optimizer.zero_grad()
+            ends.append(train(model, optimizer, 2, first=1))
+    return [torch.equal(ends[0], end) for end in ends]
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(not hasattr(FSDPModule, "reset_iter_state"), reason="torch 2.13 and later forget a pass")
+def test_a_pass_that_is_broken_off_is_forgotten_as_torch_says():
+    assert run(2, broken_off) == [[True] * 3] * 2
+
+
+def test_memory_is_of_the_right_type_after_a_pass_that_was_broken_off():
+    group = SimpleNamespace(
+        raw=SimpleNamespace(_orig_dtype=torch.bfloat16), shard_group=SimpleNamespace(size=lambda: 2)
+    )
+    hook = ReduceScatterHook(group, None, SimpleNamespace(wide=True))
+    asked = [hook.allocate((n,), dtype=torch.float16, device=torch.device("cpu")).dtype for n in (8, 8, 4, 8, 4)]
+    assert asked == [torch.float32, torch.float32, torch.bfloat16, torch.float32, torch.bfloat16]
 
 
 def offloaded() -> nn.Module:
