@@ -133,7 +133,7 @@ class ShardStepRun:
         self.dispatcher.put_in_force(GradientExchange(store, comms, nonfinite, rates, {}), as_ready=True)
         self.exchanges = ShardExchanges(self.model, nodes, tracer, checks=nonfinite == "raise")
         source = ShardedSource(self.model, nn.Module(), self.dispatcher, self.thread, tracer, self.begin, trial)
-        self.dispatcher.source = source
+        self.dispatcher.source = self.source = source
         source.put_in_force(SyncPlan(rules=(Rule(exchange=node),)), nodes, differ=False, parts=(self.exchanges,))
 
     def begin(self): ...
@@ -170,12 +170,14 @@ class ShardStepRun:
     def step(self, found):
         """Do what comes before an optimizer's step, the step, and what comes after it."""
         self.dispatcher.raise_late_error()
+        self.source.before_step(None, self.dispatcher.step)
         for group in self.model.groups:
             at = 0
             for name, padded in _padding(group):
                 shard = self.model.shards[name]
                 shard.sub_(found[group.name][at : at + len(shard)] * 0.05)
                 at += padded
+        self.source.optimizer_stepped(None, self.dispatcher.step)
         self.dispatcher.step += 1
         self.exchanges.after_step(self.dispatcher.step)
 

@@ -108,10 +108,11 @@ def test_a_bad_sum_is_named_where_reduce_scatters_are_torchs_own():
     assert all("in the sum of several ranks' gradients, that rank" in said for _, said in found), found
 
 
-def test_weights_that_were_changed_behind_a_run_are_named_on_all_ranks_before_the_step():
+@pytest.mark.parametrize("plan", [PLANS["kept"], pliant.sharded(weights="bytegrad", regather=False)])
+def test_weights_that_were_changed_behind_a_run_are_named_on_all_ranks_before_the_step(plan):
     def body(place):
         with on_device(DEVICE):
-            run = ShardStepRun(place, PLANS["kept"], DEVICE)
+            run = ShardStepRun(place, plan, DEVICE)
             run.gathered()
             if place.rank == 1:
                 run.model.shards["b"].add_(1.0)
