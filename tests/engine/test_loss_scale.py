@@ -206,6 +206,28 @@ def test_a_scale_that_the_run_could_not_see_change_is_refused(what):
     pliant.run_world(2, body, timeout_s=60)
 
 
+def test_steps_that_were_skipped_before_a_state_was_saved_are_not_counted_again():
+    """Nor made up for: where weights are exchanged, other ranks count them differently."""
+
+    def body(place):
+        found = []
+        for resumed in (False, True):
+            ddp = new_ddp(place)
+            optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+            scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+            with pliant.relax(ddp, optimizer, pliant.local_sgd(4), nonfinite="propagate", timeout_s=20) as run:
+                if resumed:
+                    scaler.load_state_dict(saved[0])
+                    run.load_state_dict(saved[1])
+                for step in [3] if resumed else range(3):
+                    scaled_step(ddp, optimizer, scaler, place.rank, step, overflows=step == 1)
+                saved = copy.deepcopy([scaler.state_dict(), run.state_dict()])
+                found.append(run.steps)
+        return found
+
+    assert pliant.run_world(2, body, timeout_s=60) == [[3, 4]] * 2
+
+
 def test_residuals_of_shards_in_another_scale_are_refused_too(monkeypatch):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
     monkeypatch.setattr("pliant.engine.loss_scale.scaler_at_work", lambda: scaler)

@@ -75,7 +75,8 @@ class LossScale:
                 "load both, and tell the run of it: run.load_state_dict(state, scaler=scaler). No weight was changed."
             )
         if self._scaler is None and scaler.is_enabled():  # whose first steps may have been skipped
-            total = _skips(scaler._init_scale, scaler.get_scale(), scaler)  # pyright: ignore[reportPrivateUsage]
+            first = self._unit if self._loaded else scaler._init_scale  # pyright: ignore[reportPrivateUsage]
+            total = _skips(first, scaler.get_scale(), scaler)
             self._num_skipped += max(0, min(passes - 1, total) - self._early)
         self._scaler, self._unit, self._loaded = scaler, float(scaler.get_scale()), False
 
