@@ -210,16 +210,15 @@ def test_steps_that_were_skipped_before_a_state_was_saved_are_not_counted_again(
     """Nor made up for: where weights are exchanged, other ranks count them differently."""
 
     def body(place):
-        found = []
-        for resumed in (False, True):
+        found, saved = [], None
+        for steps in (range(3), range(3, 4)):
             ddp = new_ddp(place)
             optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
             scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
             with pliant.relax(ddp, optimizer, pliant.local_sgd(4), nonfinite="propagate", timeout_s=20) as run:
-                if resumed:
-                    scaler.load_state_dict(saved[0])
-                    run.load_state_dict(saved[1])
-                for step in [3] if resumed else range(3):
+                for each, state in zip((scaler, run), saved or (), strict=False):
+                    each.load_state_dict(state)
+                for step in steps:
                     scaled_step(ddp, optimizer, scaler, place.rank, step, overflows=step == 1)
                 saved = copy.deepcopy([scaler.state_dict(), run.state_dict()])
                 found.append(run.steps)
