@@ -110,7 +110,7 @@ class ExecutorBuilder:
         if self._relaxed.sharded is not None:
             require_within_limits(self._relaxed.sharded, nodes)
         require_timed_targets(nodes.values(), self._tracer)
-        if old is not None:  # from here on nothing may be refused
+        if old is not None:  # what follows changes something, so refusals come before
             old.hand_back(step)
         owed: dict[str, Tensor] = {} if old is None else store.adopt(old.gradients.store, old.gradients.owed)
         for name, parameter in self._parameters.items():

@@ -64,11 +64,9 @@ class LossScale:
                 f"{signed!r} gets are signs ({store.nodes[signed]}); use decoupled_momentum(signed=False), or "
                 "bfloat16 without a scaler."
             )
-        of_shards = (
-            node for node in store.nodes.values() if isinstance(node, Sharded)
-        )  # their residuals lie elsewhere
-        keeps_gradients = store.keeps_gradients or any(node.keeps_gradients for node in of_shards)
-        if self._loaded and keeps_gradients and self._unit != scaler.get_scale():
+        # Residuals of shards are not in the store.
+        of_shards = any(isinstance(node, Sharded) and node.keeps_gradients for node in store.nodes.values())
+        if self._loaded and (store.keeps_gradients or of_shards) and self._unit != scaler.get_scale():
             raise ValueError(
                 f"what the loaded state still owes is in a loss scale of {self._unit:g}, but the GradScaler's is "
                 f"{scaler.get_scale():g}: its own state was not loaded, or steps were skipped before it was found; "
