@@ -177,8 +177,8 @@ class ShardStepRun:
                 shard = self.model.shards[name]
                 shard.sub_(found[group.name][at : at + len(shard)] * 0.05)
                 at += padded
-        self.source.optimizer_stepped(None, self.dispatcher.step)
         self.dispatcher.step += 1
+        self.source.after_step(self.dispatcher.step)
         self.exchanges.after_step(self.dispatcher.step)
 
     def close(self):

@@ -155,12 +155,13 @@ class ShardedSource(GradientSource):
     def before_step(self, optimizer: Optimizer, step: int) -> None:
         """Raise what gathers have found, where no pass has handed over gradients and would have told of it."""
         findings = None if self._exchanges is None else self._exchanges.findings
-        if findings is not None and findings.is_late and findings.compares and not self._has_told:
+        tells = self._awaited or self._has_told
+        if findings is not None and findings.is_late and findings.compares and not tells:
             self._tell(findings)
             if (refused := self._pop_gathered()) is not None:
                 raise refused
 
-    def optimizer_stepped(self, optimizer: Optimizer, step: int) -> None:
+    def after_step(self, step: int) -> None:
         """Note that all ranks have to tell each other again what they find."""
         self._has_told = False
 
