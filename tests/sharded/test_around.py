@@ -172,33 +172,33 @@ def test_a_switch_pays_what_the_old_plan_owes():
         assert found["paid"] == 0
 
 
-def broken_off() -> list[bool]:
-    """A pass of which forward or backward raises on all ranks, and that torch is told to forget, leaves no trace."""
-    ends = []
-    for where in ("nowhere", "forward", "backward"):
-        model = build(width=34)
-        optimizer = adamw(model)
-        with pliant.relax(model, optimizer, "allreduce", timeout_s=60):
-            train(model, optimizer, 1)
-            if where != "nowhere":
-                fails = {
-                    "forward": lambda *_: 1 / 0,
-                    "backward": lambda *a: a[-1].register_hook(lambda _: 1 / 0) and None,
-                }
-                hook = model.blocks[0].register_forward_hook(fails[where])
+def broken_off() -> list[float]:
+    """Return how far a run is from plain FSDP2 after a pass of which forward or backward raises on all ranks."""
+    fails = {"forward": lambda *_: 1 / 0, "backward": lambda *a: a[-1].register_hook(lambda _: 1 / 0) and None}
+    errors = []
+    for fail in fails.values():
+        ends = []
+        for relaxes in (False, True):
+            model = build(width=34)
+            optimizer = adamw(model)
+            with pliant.relax(model, optimizer, "allreduce") if relaxes else contextlib.nullcontext():
+                train(model, optimizer, 1)
+                hook = model.blocks[0].register_forward_hook(fail)
                 with contextlib.suppress(ZeroDivisionError):
                     loss(model, 50).backward()
                 hook.remove()
                 model.reset_iter_state()
                 optimizer.zero_grad()
-            ends.append(train(model, optimizer, 2, first=1))
-    return [torch.equal(ends[0], end) for end in ends]
+                ends.append(train(model, optimizer, 2, first=1))
+        errors.append(apart(*ends))
+    return errors
 
 
 @pytest.mark.extended
 @pytest.mark.skipif(not hasattr(FSDPModule, "reset_iter_state"), reason="torch 2.13 and later forget a pass")
-def test_a_pass_that_is_broken_off_is_forgotten_as_torch_says():
-    assert run(2, broken_off) == [[True] * 3] * 2
+def test_a_pass_that_is_broken_off_is_forgotten_as_torch_does_it():
+    for errors in run(2, broken_off):
+        assert max(errors) <= 1e-6, errors
 
 
 def test_memory_is_of_the_right_type_after_a_pass_that_was_broken_off():

@@ -57,7 +57,9 @@ class ShardExchanges(Part):
             self.gathering = [CommThread(self._device, "pliant-gathers", tracer)]
         columns = [columns_of(group, model.names_of(group), model.num_shards, model.shards) for group in model.groups]
         groups = [(group.name, own) for group, own in zip(model.groups, columns, strict=True)]
-        self.findings = shard_findings(groups, without_counting(tracer.comm), self._device, raises=checks)
+        # Replicas whose gradients stay with them are at steps, or at a pace, of their own, and tell each other nothing.
+        told = model.shard_comm if all(node.leaves_gradients(0) for node in nodes.values()) else tracer.comm
+        self.findings = shard_findings(groups, without_counting(told), self._device, raises=checks)
         """What is wrong in a pass."""
         self.scatters = [self._scatter(k) for k in range(len(groups))]
         """For each parameter group; None leaves the reduce-scatter to torch."""
