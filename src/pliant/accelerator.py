@@ -57,8 +57,11 @@ def mark(device: torch.device) -> torch.Event:
 
 
 def used_here(*tensors: Tensor) -> None:
-    """Let nobody have the memory of tensors of other streams before this thread's stream has done with them."""
-    for x in tensors:
+    """Let nobody have the memory of tensors of other streams before this thread's stream has done with them.
+
+    On a CPU there is nothing to do.
+    """
+    for x in (each for each in tensors if is_accelerator(each.device)):
         x.record_stream(current_stream(x.device))
 
 

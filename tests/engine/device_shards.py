@@ -26,7 +26,7 @@ from pliant.engine.tracer import Tracer
 from pliant.engine.trial import PlanOnTrial
 from pliant.spec import Rule, SyncPlan
 
-__all__ = ["ShardStepRun", "use_shards"]
+__all__ = ["GROUPS", "ShardStepRun", "use_shards"]
 
 GROUPS = {"one": {"c": (64, 16), "d": (1301,)}, "two": {"a": (41, 30), "b": (7,)}}
 
@@ -133,7 +133,7 @@ class ShardStepRun:
         self.dispatcher.put_in_force(GradientExchange(store, comms, nonfinite, rates, {}), as_ready=True)
         self.exchanges = ShardExchanges(self.model, nodes, tracer, checks=nonfinite == "raise")
         source = ShardedSource(self.model, nn.Module(), self.dispatcher, self.thread, tracer, self.begin, trial)
-        self.dispatcher.source = source
+        self.dispatcher.source = self.source = source
         source.put_in_force(SyncPlan(rules=(Rule(exchange=node),)), nodes, differ=False, parts=(self.exchanges,))
 
     def begin(self): ...
@@ -170,6 +170,7 @@ class ShardStepRun:
     def step(self, found):
         """Do what comes before an optimizer's step, the step, and what comes after it."""
         self.dispatcher.raise_late_error()
+        self.source.before_step(None, self.dispatcher.step)
         for group in self.model.groups:
             at = 0
             for name, padded in _padding(group):
@@ -177,6 +178,7 @@ class ShardStepRun:
                 shard.sub_(found[group.name][at : at + len(shard)] * 0.05)
                 at += padded
         self.dispatcher.step += 1
+        self.source.after_step(self.dispatcher.step)
         self.exchanges.after_step(self.dispatcher.step)
 
     def close(self):

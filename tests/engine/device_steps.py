@@ -16,6 +16,7 @@ from pliant.engine import (
     pair_buckets,
     pair_partner,
     posted_weights,
+    shard_groups,
     sharded_findings,
     weight_parts,
 )
@@ -65,7 +66,7 @@ def use_device(monkeypatch):
         monkeypatch.setattr(module, "pinned", host_buffer)
     for module in (staged, device_findings, sharded_findings, comm_thread, posted_weights, accelerator):
         monkeypatch.setattr(module, "current_stream", lambda device: _LaneStream())
-    for module in (device_findings, bucket_layout, gradient_exchange):
+    for module in (device_findings, bucket_layout, gradient_exchange, shard_groups):
         monkeypatch.setattr(module, "used_here", lambda *tensors: None)
     for module in (comm_thread, pair_partner, background_average):
         monkeypatch.setattr(module, "new_stream", lambda device: _LaneStream() if device == DEVICE else None)

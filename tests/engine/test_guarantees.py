@@ -99,6 +99,22 @@ def test_ranks_must_have_models_of_the_same_sizes():
     pliant.run_world(2, body, timeout_s=30)
 
 
+def test_a_switch_to_a_matrix_of_other_ranks_is_refused_before_averages_at_a_free_pace_end():
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        half = pliant.Graph(kind="matrix", rows=((0.5, 0.5, 0.0), (0.5, 0.0, 0.5), (0.0, 0.5, 0.5)))
+        with pliant.relax(ddp, optimizer, "async_average", timeout_s=20) as run:
+            train(ddp, optimizer, place.rank, range(2))
+            with pytest.raises(ValueError, match="the mixing matrix is for 3 ranks, but there are 2"):
+                run.switch(pliant.gossip(half))
+            train(ddp, optimizer, place.rank, range(2))
+        return weights(ddp)
+
+    one, other = pliant.run_world(2, body, timeout_s=60)
+    assert torch.equal(one, other)
+
+
 def test_one_open_run_per_model_and_none_after_close():
     before = set(threading.enumerate())
 

@@ -1,6 +1,7 @@
 """A whole run in one folder: one call saves it and one goes on, and half of one is never taken for a whole."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -160,14 +161,17 @@ def test_a_scheduler_that_was_saved_must_be_given(tmp_path):
     pliant.run_world(2, body)
 
 
-def test_what_would_have_to_be_run_is_not_saved(tmp_path):
+@pytest.mark.parametrize(
+    ("kept", "sentence"), [(Path("x"), r"holds pathlib.*tensors, numbers, texts"), (lambda: 0, "holds something that")]
+)
+def test_what_would_have_to_be_run_is_not_saved(kept, sentence, tmp_path):
     class Odd(torch.optim.lr_scheduler.ConstantLR):
         def state_dict(self):
-            return {**super().state_dict(), "when": tmp_path}
+            return {**super().state_dict(), "when": kept}
 
     def body(place):
         *_, optimizer, run = relaxed(place, "gossip")
-        with run, pytest.raises(ValueError, match=r"holds pathlib.*tensors, numbers, texts"):
+        with run, pytest.raises(ValueError, match=sentence):
             run.save(tmp_path / "run", scheduler=Odd(optimizer))
 
     pliant.run_world(2, body)

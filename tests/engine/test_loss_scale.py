@@ -1,6 +1,8 @@
 """A GradScaler changes its scale, and skips steps: what plans keep of gradients follows, and nothing is lost."""
 
+import contextlib
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch import nn
 
 import pliant
 from models import batch, new_ddp, train, weights
+from pliant.engine.loss_scale import LossScale
 from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
 
 LIKE_GRADIENTS = {"residual", "velocity", "momentum", "estimate", "mean", "on its way", "before"}
@@ -201,6 +204,37 @@ def test_a_scale_that_the_run_could_not_see_change_is_refused(what):
             assert torch.equal(before, weights(ddp))
 
     pliant.run_world(2, body, timeout_s=60)
+
+
+def test_steps_that_were_skipped_before_a_state_was_saved_are_not_counted_again():
+    """Nor made up for: where weights are exchanged, other ranks count them differently."""
+
+    def body(place):
+        found, saved = [], None
+        for steps in (range(3), range(3, 4)):
+            ddp = new_ddp(place)
+            optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+            scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+            with pliant.relax(ddp, optimizer, pliant.local_sgd(4), nonfinite="propagate", timeout_s=20) as run:
+                for each, state in zip((scaler, run), saved or (), strict=False):
+                    each.load_state_dict(state)
+                for step in steps:
+                    scaled_step(ddp, optimizer, scaler, place.rank, step, overflows=step == 1)
+                saved = copy.deepcopy([scaler.state_dict(), run.state_dict()])
+                found.append(run.steps)
+        return found
+
+    assert pliant.run_world(2, body, timeout_s=60) == [[3, 4]] * 2
+
+
+def test_residuals_of_shards_in_another_scale_are_refused_too(monkeypatch):
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    monkeypatch.setattr("pliant.engine.loss_scale.scaler_at_work", lambda: scaler)
+    for what, refused in ((pliant.sharded(gradients="int4"), True), (pliant.sharded(gradients="allreduce"), False)):
+        scale, store = LossScale(), SimpleNamespace(nodes={"w": what}, keeps_gradients=False)
+        scale.load(2.0**8, None)
+        with pytest.raises(ValueError, match="in a loss scale of 256") if refused else contextlib.nullcontext():
+            scale.notice(store, 1)
 
 
 def test_a_compensation_is_that_of_gradients_without_a_scale():

@@ -7,10 +7,10 @@ import torch
 
 import pliant
 from device import DEVICE
-from engine.device_shards import ShardStepRun, use_shards
+from engine.device_shards import GROUPS, ShardStepRun, use_shards
 from engine.device_steps import CPU, on_device, use_device
 from pliant import run_world
-from pliant.engine import NonFiniteGradientError
+from pliant.engine import NonFiniteGradientError, shard_groups
 
 STEPS = 4
 PLANS = {
@@ -66,6 +66,13 @@ def test_no_step_of_shards_reads_the_device_and_all_come_to_what_the_cpu_does(na
     require_equal(found, run_world(2, lambda place: trained(place, PLANS[name], CPU)))
 
 
+def test_gradients_that_torch_lets_go_of_stay_until_the_device_has_summed_them(monkeypatch):
+    seen = []
+    monkeypatch.setattr(shard_groups, "used_here", lambda *tensors: seen.extend(len(x) for x in tensors))
+    run_world(2, lambda place: trained(place, PLANS["exact"], DEVICE))
+    assert seen == [2] * (2 * STEPS * len(GROUPS))  # on two ranks, with rows for both
+
+
 @pytest.mark.parametrize("name", AMONG_REPLICAS)
 def test_no_step_among_replicas_reads_the_device(name):
     found = run_world(4, lambda place: trained(place, AMONG_REPLICAS[name], DEVICE, MESH))
@@ -101,10 +108,11 @@ def test_a_bad_sum_is_named_where_reduce_scatters_are_torchs_own():
     assert all("in the sum of several ranks' gradients, that rank" in said for _, said in found), found
 
 
-def test_weights_that_were_changed_behind_a_run_are_named_on_all_ranks_before_the_step():
+@pytest.mark.parametrize("plan", [PLANS["kept"], pliant.sharded(weights="bytegrad", regather=False)])
+def test_weights_that_were_changed_behind_a_run_are_named_on_all_ranks_before_the_step(plan):
     def body(place):
         with on_device(DEVICE):
-            run = ShardStepRun(place, PLANS["kept"], DEVICE)
+            run = ShardStepRun(place, plan, DEVICE)
             run.gathered()
             if place.rank == 1:
                 run.model.shards["b"].add_(1.0)

@@ -1,6 +1,9 @@
 """What is around a sharded run: resume, NaN, agreement, lost ranks, switches, memory and refusals."""
 
+import contextlib
 import re
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +15,14 @@ from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from worlds import run
 
 import pliant
 from pliant.comm.fsdp_private import param_groups
+from pliant.engine.comm_thread import CommThread
+from pliant.engine.shard_exchanges import ShardExchanges
+from pliant.engine.sharded_hooks import ReduceScatterHook
 from pliant.spec import Rule, SyncPlan
 
 pytestmark = [pytest.mark.processes]
@@ -166,6 +172,44 @@ def test_a_switch_pays_what_the_old_plan_owes():
         assert found["paid"] == 0
 
 
+def broken_off() -> list[float]:
+    """Return how far a run is from plain FSDP2 after a pass of which forward or backward raises on all ranks."""
+    fails = {"forward": lambda *_: 1 / 0, "backward": lambda *a: a[-1].register_hook(lambda _: 1 / 0) and None}
+    errors = []
+    for fail in fails.values():
+        ends = []
+        for relaxes in (False, True):
+            model = build(width=34)
+            optimizer = adamw(model)
+            with pliant.relax(model, optimizer, "allreduce") if relaxes else contextlib.nullcontext():
+                train(model, optimizer, 1)
+                hook = model.blocks[0].register_forward_hook(fail)
+                with contextlib.suppress(ZeroDivisionError):
+                    loss(model, 50).backward()
+                hook.remove()
+                model.reset_iter_state()
+                optimizer.zero_grad()
+                ends.append(train(model, optimizer, 2, first=1))
+        errors.append(apart(*ends))
+    return errors
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(not hasattr(FSDPModule, "reset_iter_state"), reason="torch 2.13 and later forget a pass")
+def test_a_pass_that_is_broken_off_is_forgotten_as_torch_does_it():
+    for errors in run(2, broken_off):
+        assert max(errors) <= 1e-6, errors
+
+
+def test_memory_is_of_the_right_type_after_a_pass_that_was_broken_off():
+    group = SimpleNamespace(
+        raw=SimpleNamespace(_orig_dtype=torch.bfloat16), shard_group=SimpleNamespace(size=lambda: 2)
+    )
+    hook = ReduceScatterHook(group, None, SimpleNamespace(wide=True))
+    asked = [hook.allocate((n,), dtype=torch.float16, device=torch.device("cpu")).dtype for n in (8, 8, 4, 8, 4)]
+    assert asked == [torch.float32, torch.float32, torch.bfloat16, torch.float32, torch.bfloat16]
+
+
 def offloaded() -> nn.Module:
     model = build(offload_policy=CPUOffloadPolicy(pin_memory=False))
     param_groups(model)[0].raw.device = torch.device("cuda")  # as if it computed there
@@ -231,13 +275,14 @@ def refused() -> dict[str, str]:
 
 def refused_while_open() -> dict[str, str]:
     model = build()
-    found = {}
-    with pliant.relax(model, adamw(model), pliant.int4(), timeout_s=20) as run_:
+    optimizer, found = adamw(model), {}
+    with pliant.relax(model, optimizer, pliant.int4(), timeout_s=20) as run_:
         states = [None] * dist.get_world_size()
         dist.all_gather_object(states, run_.state_dict())
         asks = {
             "resize": lambda: pliant.resize(states, 1),
             "hosts": lambda: run_.switch(pliant.sharded(replicas="onebit")),
+            "limit": lambda: run_.switch(pliant.sharded(gradients="int4", residual="full", limit_bytes=1000)),
             "again": lambda: pliant.relax(model, adamw(model), pliant.int4(), timeout_s=20),
         }
         for name, ask in asks.items():
@@ -245,7 +290,20 @@ def refused_while_open() -> dict[str, str]:
                 ask()
             except ValueError as error:
                 found[name] = str(error)
+        train(model, optimizer, 1)  # it goes on under the plan that it had
+        found["plan"] = str(run_.plan.rules[0].exchange)
+        found["ahead"] = gathered_ahead(*run_._executor.of(ShardExchanges))
     return found
+
+
+def gathered_ahead(shards: ShardExchanges) -> str:
+    """Hand back with a gather under way, which goes on once it is waited for; say whether it came to its end."""
+    (thread,), waited, ended = shards.gathering, threading.Event(), []
+    thread.submit(lambda: ended.append(waited.wait()))
+    thread.drain = lambda: waited.set() or CommThread.drain(thread)
+    shards.hand_back(1)
+    waited.set()
+    return f"{len(ended)} ended"
 
 
 def test_what_is_not_supported_is_refused_in_one_sentence_on_all_ranks():
@@ -268,6 +326,9 @@ def test_what_is_not_supported_is_refused_in_one_sentence_on_all_ranks():
         "whole": "the model's are whole on every rank",
         "resize": "but a model that is not divided exchanges neither",
         "hosts": "no two hold the same",
+        "limit": "but limit_bytes is 1000; use residual='int8'",
+        "ahead": "1 ended",
+        "plan": r"gradients=ReduceScatter\(codec=int4, residual='full'\)",
         "again": "this model already has an open run",
     }
     for found in run(2, refused):

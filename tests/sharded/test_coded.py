@@ -1,5 +1,7 @@
 """Gradients and weights in fewer bits: what it does to the weights, that ranks stay equal, and what is sent."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -159,6 +161,23 @@ def in_backward_or_after() -> bool:
 
 def test_an_optimizer_in_backward_trains_with_the_weights_of_forward():
     assert all(run(2, in_backward_or_after))
+
+
+def not_stepped() -> float:
+    """Return how far the mean of a gradient is from plain FSDP2's, of a parameter that the run's optimizer has not."""
+    means = []
+    for relaxes in (True, False):
+        model = build(width=34)
+        optimizer = torch.optim.AdamW([p for name, p in model.named_parameters() if name != "places.weight"])
+        with pliant.relax(model, optimizer, pliant.onebit()) if relaxes else contextlib.nullcontext():
+            loss(model, 0).backward()
+        means.append(model.places.weight.grad.full_tensor())
+    return apart(*means)
+
+
+@pytest.mark.extended
+def test_a_parameter_that_the_optimizer_does_not_have_is_averaged_exactly():
+    assert all(error < 1e-6 for error in run(2, not_stepped))
 
 
 def loads_and_writes() -> dict[str, bool]:

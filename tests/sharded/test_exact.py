@@ -59,15 +59,21 @@ ROWS: dict[str, tuple[dict[str, Any], ...]] = {
 }
 
 
-def compiled(*, whole_model: bool) -> float:
+def compiled(how: str) -> float:
     ends = []
     for relaxes in (False, True):
         model = build()
-        for module in [model] if whole_model else model.blocks:
+        if how == "wrapped":
+            for k, block in enumerate(model.blocks):
+                model.blocks[k] = torch.compile(block, backend="eager")
+        for module in {"whole": [model], "blocks": model.blocks}.get(how, []):
             module.compile(backend="eager")
         optimizer = adamw(model)
-        with pliant.relax(model, optimizer, "allreduce") if relaxes else contextlib.nullcontext():
+        with pliant.relax(model, optimizer, "allreduce") if relaxes else contextlib.nullcontext() as run_:
             ends.append(train(model, optimizer, 10))
+            for own in run_.state_dict().values() if relaxes else ():
+                assert not any("_orig_mod" in name for name in own["shards"]["cuts"])
+                assert not any("_orig_mod" in group.name for group in run_._relaxed.sharded.groups)
     return apart(*ends)
 
 
@@ -156,7 +162,7 @@ def some_rows() -> dict[str, float]:
 def rows() -> dict[str, float]:
     errors = {name: relaxed_and_plain(*row) for name, row in ROWS.items()}
     errors |= {"optimizer in backward": in_backward(), "ignored": ignored()}
-    errors |= {"compiled": compiled(whole_model=False), "compiled as a whole": compiled(whole_model=True)}
+    errors |= {f"compiled {how}": compiled(how) for how in ("blocks", "whole", "wrapped")}
     if dist.get_world_size() % 2 == 0:  # columns must divide evenly
         errors["by columns"] = relaxed_and_plain({}, {"shard_placement_fn": by_columns})
     if dist.get_world_size() == 4:

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from gpt import adamw, apart, build, loss, train
 from torch import nn
+from torch.distributed import distributed_c10d as c10d
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -140,6 +141,45 @@ def test_gradients_that_are_reduced_in_16_bits_reach_replicas_before_they_are_ca
         assert error < 1e-3
 
 
+def at_their_own_pace() -> list:
+    """Replicas end after different numbers of steps; return a state of the optimizer from each."""
+    model = build(mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replica", "shard")))
+    optimizer = adamw(model)
+    with pliant.relax(model, optimizer, "async_average", timeout_s=60):
+        train(model, optimizer, 2 + dist.get_rank())
+    kept = [optimizer.state[p] for p in model.parameters()]
+    mine = [(own["step"].item(), own["exp_avg"].to_local().double().sum().item()) for own in kept]
+    theirs = [None] * 2
+    dist.all_gather_object(theirs, (mine, local_weights(model).tolist()))
+    return theirs
+
+
+@pytest.mark.extended
+def test_replicas_that_end_after_different_steps_get_one_state_of_the_optimizer():
+    for first, second in run(2, at_their_own_pace):
+        assert first == second
+
+
+def after_a_skip() -> tuple[float, float]:
+    """One replica skips a step; return its loss in the next pass, and its weights', which are those of the exchange."""
+    model = build(mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replica", "shard")))
+    optimizer, scaler = adamw(model), torch.amp.GradScaler("cpu", 4.0)
+    with pliant.relax(model, optimizer, pliant.local_sgd(1), nonfinite="propagate", timeout_s=60):
+        for step in range(2):
+            overflows = step == 1 and dist.get_rank() == 1
+            scaler.scale(loss(model, step) * (torch.inf if overflows else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return loss(model, 7, stream=0).item(), loss(model, 7, stream=0).item()
+
+
+@pytest.mark.extended
+def test_a_pass_after_a_skipped_step_computes_with_the_weights_of_the_exchange_that_it_caught_up_with():
+    (first, again), (other, other_again) = run(2, after_a_skip)
+    assert first == again == other == other_again
+
+
 class Halves(nn.Module):
     """Two layers, of which a pass may leave out the first."""
 
@@ -157,7 +197,7 @@ def with_unused(kind: str) -> list[str]:
         model = fully_shard(Halves(), mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replica", "shard")))
     else:
         model = replicate(Halves(), mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("replicate",)))
-    optimizer, told = adamw(model), []
+    optimizer, told, groups = adamw(model), [], len(c10d._world.pg_map)
     with pliant.relax(model, optimizer, "onebit", timeout_s=60):
         for both in (True, False, False, True):
             try:
@@ -168,7 +208,8 @@ def with_unused(kind: str) -> list[str]:
             else:
                 optimizer.step()
             optimizer.zero_grad()
-    return [*told, str(bool(local_weights(model).isfinite().all()))]
+    left_over = len(c10d._world.pg_map) - groups
+    return [*told, f"finite {bool(local_weights(model).isfinite().all())}, {left_over} groups left over"]
 
 
 @pytest.mark.parametrize("kind", ["hsdp", "replicate"])
@@ -176,7 +217,7 @@ def test_a_pass_that_leaves_out_parameters_is_refused_or_sends_zeros_among_repli
     for told, finite in run(2, with_unused, kind):
         assert "gave gradients to a part of the model itself only" in told
         assert "call set_reduce_scatter_unused_params(True) on the model" in told
-        assert finite == "True"
+        assert finite == "finite True, 0 groups left over"
 
 
 def evaluated(what, mesh: tuple[int, int]) -> tuple[float, float, bool, bool]:

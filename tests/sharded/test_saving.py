@@ -65,6 +65,7 @@ def saves_and_resumes(names: tuple[str, ...], folder: str) -> dict[str, bool]:
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
         with pliant.load_run(f"{folder}/{name}", model, optimizer, schedule, timeout_s=60) as run_:
             assert run_.steps == 3
+            run_.load_state_dict(run_.state_dict())  # as if it were saved once more at once
             train(model, optimizer, 3, first=3)
             found[name] = torch.equal(own_weights(model), wanted)
     return found
@@ -81,6 +82,29 @@ def saves_and_resumes(names: tuple[str, ...], folder: str) -> dict[str, bool]:
 def test_a_saved_run_goes_on_to_the_bit(size, names, tmp_path):
     for found in run(size, saves_and_resumes, names, str(tmp_path)):
         assert found == dict.fromkeys(names, True)
+
+
+def before_a_step(folder: str) -> bool:
+    """A run whose replicas will differ is saved before its first step; one parameter is frozen."""
+    ends = []
+    for begins in (True, False):
+        model = model_of((2, 1)) if begins else spoiled((2, 1))
+        model.places.weight.requires_grad_(False)
+        optimizer = adamw(model)
+        relaxes = (
+            pliant.relax(model, optimizer, "local_sgd(2)") if begins else pliant.load_run(folder, model, optimizer)
+        )
+        with relaxes as run_:
+            if begins:
+                run_.save(folder)
+            train(model, optimizer, 3)
+            ends.append(own_weights(model).clone())
+    return torch.equal(*ends)
+
+
+@pytest.mark.extended
+def test_a_run_of_replicas_that_differ_is_saved_before_its_first_step(tmp_path):
+    assert run(2, before_a_step, str(tmp_path)) == [True, True]
 
 
 def owed_of(run_, model) -> torch.Tensor:

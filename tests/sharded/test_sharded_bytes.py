@@ -2,9 +2,12 @@
 
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 from gpt import adamw, build, train
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import init_device_mesh
@@ -13,6 +16,7 @@ from worlds import run
 import pliant
 from pliant.algorithms.sharding import for_shards
 from pliant.engine.shard_exchanges import ShardExchanges
+from pliant.engine.shard_memory import kept_bytes, require_within_limits
 from pliant.netmodel import BucketBatch
 from pliant.simulator.traffic import traffic_of
 from pliant.spec import Host, Rule, Sharded, SyncPlan, Topology
@@ -110,7 +114,8 @@ def memory() -> tuple[str, int, int, tuple[int, int]]:
         halves = [part._half for scatter in shards.scatters for part in scatter._parts]
         payloads = sum(slots.whole.nbytes for half in halves for slots in (*half._sends, *half._receives))
         numel = sum(p.numel() for p in model.parameters())
-        return run_.explain(), residuals, numel, (payloads, shards.bytes_by_kind()["payloads"])
+        kept = kept_bytes(shards._model, shards._nodes, dist.get_rank())
+        return run_.explain(), residuals, numel, (payloads, kept["payloads"])
 
 
 def test_memory_is_what_explain_says():
@@ -120,3 +125,14 @@ def test_memory_is_what_explain_says():
         assert f"{counted_payloads / 1e6:.3g} MB of their payloads" in told
         assert f"keeps {residuals / 1e6:.3g} MB of residuals" in told
         assert re.search(rf"residual=full {residuals / 1e6:.3g}, int8 0\.0\d+, none 0\)", told), told
+
+
+def test_a_limit_is_judged_alike_on_all_ranks_by_what_the_first_one_keeps():
+    group = SimpleNamespace(gathered_dtypes={torch.float32}, padded_numels=[128], valid_numels=lambda r: [128 - r // 2])
+    model = SimpleNamespace(groups=[group], names_of=lambda _: ["w"], num_shards=3, shard_rank=2)
+    node = pliant.sharded(gradients="bytegrad")
+    first, last = (sum(kept_bytes(model, {"w": node}, rank).values()) for rank in (0, 2))
+    assert first > last
+    require_within_limits(model, {"w": dataclasses.replace(node, limit_bytes=first)})
+    with pytest.raises(ValueError, match=f"limit_bytes is {last}; use residual"):
+        require_within_limits(model, {"w": dataclasses.replace(node, limit_bytes=last)})

@@ -88,7 +88,7 @@ class ParamGroup:
         places = inner_place(raw._all_gather_comm), inner_place(raw._reduce_scatter_comm)
         self._before = *places, raw._all_reduce_hook, raw.mesh_info
         self.alone: ProcessGroup | None = None
-        """A group of this rank alone, where replicas average through a hook."""
+        """A group of this rank alone, where replicas average through a hook under replicate()."""
         self._prefetched = module._get_fsdp_state()._states_to_forward_prefetch
 
     # - Parameters

@@ -55,7 +55,7 @@ class _Group:
         self.parameters = {name: store.parameters[name] for name in names}
         self._cut = {name for name in names if len(store.parts[name]) > 1}
         self._spans = spans_of(names, [real_shape(p) for p in self.parameters.values()])
-        device = next(iter(self.parameters.values())).device
+        device = store.parameters[names[0]].device
         self.pending = torch.zeros(sum(span.numel for span in self._spans), dtype=torch.float32, device=device)
         """Gradients of this rank, (numel,): of the first step, or of both."""
         self.pending_of = dict(zip(names, self.pending.split([s.numel for s in self._spans]), strict=True))
@@ -84,7 +84,9 @@ class _Group:
                 self.pending_of[name].add_(flat)
                 self._unused.discard(name)
                 parameter.grad = None
-        bad = first_bad(self.pending)
+        if (bad := first_bad(self.pending)) >= 0:
+            self.pending.zero_()  # with the first step's, if it is the second: else no later step could be made
+            self._unused = set(self.parameters)
         return "" if bad < 0 else next(span.name for span in reversed(self._spans) if span.offset <= bad)
 
     def load(self, pending: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
@@ -152,8 +154,7 @@ class AccoStep(Part):
         self._comms, self._tracer = comms, tracer
         self._hooks = [each.register_state_dict_pre_hook(self._finish_step) for each in owned]
         self._hooks += [each.register_load_state_dict_pre_hook(self._finish_step) for each in owned]
-        device = next(iter(store.parameters.values())).device
-        self._comm_thread = CommThread(device, "pliant-acco", tracer)
+        self._comm_thread = CommThread(next(iter(store.parameters.values())).device, "pliant-acco", tracer)
         self._half = False
         """Whether one step of a pair is made."""
         self._coming: TaskHandle | None = None

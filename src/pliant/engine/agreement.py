@@ -43,16 +43,25 @@ class ReplicaCheck:
         """Count from here, since something has changed on all ranks, such as a loaded state."""
         self._steps = self._exchanges = self._checked_at = 0
 
-    def after_step(self, equal: Mapping[str, Tensor], counts: StepCounts, comm_thread: CommThread) -> None:
-        """Compare parameters and counts, if a check is due; without parameters that must be equal, do nothing."""
+    def after_step(
+        self, equal: Callable[[], Mapping[str, Tensor]], counts: Callable[[], StepCounts], comm_thread: CommThread
+    ) -> None:
+        """Compare parameters and counts, if a check is due; without parameters that must be equal, do nothing.
+
+        Args:
+            equal: Returns the parameters that must be equal; called, as `counts` is, if a check is due.
+            counts: Returns the counts.
+            comm_thread: Communication thread of the gradients.
+
+        """
         self._steps += 1
-        if not equal or not self._is_on or not (self._steps in _EARLY or self._steps % self._every == 0):
+        if not self._is_on or not (self._steps in _EARLY or self._steps % self._every == 0) or not (held := equal()):
             return
-        mine, device = parameter_hashes(equal), next(iter(equal.values())).device
+        mine, device, told = parameter_hashes(held), next(iter(held.values())).device, counts()
 
         def check() -> None:
-            check_replicas(list(equal), mine, counts, self._comm, device, counts.step)
-            self.last_step = counts.step
+            check_replicas(list(held), mine, told, self._comm, device, told.step)
+            self.last_step = told.step
 
         handle = comm_thread.submit(check)
         if self._steps in _EARLY:

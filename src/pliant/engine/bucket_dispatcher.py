@@ -181,9 +181,12 @@ class BucketDispatcher:
 
     def _submit_as_saved(self, buckets: list[ReadyBucket], as_saved: SavedLayout) -> None:
         gradients, step, num_backwards, deferred = self._gradients, self.step, self.num_backwards, self._new_deferred()
+        weight = self._weight
 
         def task() -> None:
             deferred.extend(as_saved.run(buckets, gradients, step=step, num_backwards=num_backwards))
+            for ready in buckets if weight != 1.0 else ():
+                ready.buffer.mul_(weight)
 
         self._last_handle = self._comm_thread.submit(
             task, lambda: complete_buckets(buckets), name="as saved", step=step

@@ -75,8 +75,7 @@ class BucketPart:
         """Copy the result to DDP's buffer, unless it is there, and let go of that."""
         if self.copies:
             torch._foreach_copy_(self._runs_of(buffer), self.bucket.flat.split(self._lengths))
-            if is_accelerator(buffer.device):
-                used_here(self.bucket.flat)
+            used_here(self.bucket.flat)
         self.let_go()
 
     def let_go(self) -> None:

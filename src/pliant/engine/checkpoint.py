@@ -64,11 +64,11 @@ def write_checkpoint(
     first = comm.rank == 0
     raise_together(_attempt(folder.mkdir if first else None, path, parents=True), comm, device, kind=OSError)
     parts = {f"rank{comm.rank}.pt": own, **({_SHARED: shared} if first else {})}
+    odd: list[str] = []
     try:
-        error = _attempt(lambda: [_write(folder / part, content) for part, content in parts.items()], path)
+        error = _attempt(lambda: odd.extend(_write(folder / part, content) for part, content in parts.items()), path)
         raise_together(error, comm, device, kind=OSError)
-        error = next((odd for part in parts if (odd := _unreadable_reason(folder / part)) is not None), None)
-        raise_together(error, comm, device, kind=ValueError)
+        raise_together(_not_plain(", ".join(filter(None, odd))), comm, device, kind=ValueError)
         numels = [numel for (numel,) in gather_numbers([(folder / f"rank{comm.rank}.pt").stat().st_size], comm, device)]
         commit = (lambda: _commit(path, folder, plan, step, numels, on_trial=on_trial)) if first else None
         raise_together(_attempt(commit, path), comm, device, kind=OSError)
@@ -137,19 +137,24 @@ def _attempt(act: Callable[..., Any] | None, path: Path, **options: Any) -> OSEr
     return None
 
 
-def _write(file: Path, content: Mapping[str, Any]) -> None:
-    torch.save(content, file)
+def _write(file: Path, content: Mapping[str, Any]) -> str:
+    """Write a file; return what is in it that could not be read without running it, or ""."""
+    try:
+        torch.save(content, file)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:  # a function of a function, say
+        return f"something that cannot be written ({error})"
     _sync(file)
+    return ", ".join(torch.serialization.get_unsafe_globals_in_checkpoint(file))
 
 
-def _unreadable_reason(file: Path) -> ValueError | None:
-    """Return a sentence on a file that cannot be read without running its content, or ""."""
-    if names := torch.serialization.get_unsafe_globals_in_checkpoint(file):
-        return ValueError(
-            f"what is to be saved holds {', '.join(names)}, but a checkpoint holds tensors, numbers, texts, lists and "
-            "dicts only; let the scheduler, the scaler or the optimizer keep plain data."
-        )
-    return None
+def _not_plain(odd: str) -> ValueError | None:
+    """Return an error for what is neither a tensor nor plain data, if there is something."""
+    if not odd:
+        return None
+    return ValueError(
+        f"what is to be saved holds {odd}, but a checkpoint holds tensors, numbers, texts, lists and dicts only; let "
+        "the scheduler, the scaler or the optimizer keep plain data."
+    )
 
 
 def _commit(path: Path, folder: Path, plan: SyncPlan, step: int, numels: list[int], *, on_trial: bool) -> None:

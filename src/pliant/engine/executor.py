@@ -19,7 +19,7 @@ from pliant.engine.comms import Comms
 from pliant.engine.curvature_monitor import CurvatureMonitor
 from pliant.engine.curvature_requests import Curvature, CurvatureRequest, requests_in
 from pliant.engine.gradient_exchange import GradientExchange, NonFinite
-from pliant.engine.nodes import layer_classes, nodes_for
+from pliant.engine.nodes import layer_classes, nodes_for, require_graphs
 from pliant.engine.outer_settings import require_inner_optimizers, warn_of_few_rounds
 from pliant.engine.owned_ranges import place_owners
 from pliant.engine.owner_step import OwnerStep
@@ -27,10 +27,11 @@ from pliant.engine.owners import Owners, Servers
 from pliant.engine.parts import Part
 from pliant.engine.places import Places
 from pliant.engine.plan_executor import PlanExecutor
-from pliant.engine.ratio_controller import RatioController, controllers_for
+from pliant.engine.ratio_controller import RatioController, controllers_for, require_timed_targets
 from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.server_threads import ServerThreads
 from pliant.engine.shard_exchanges import ShardExchanges, shard_exchanges
+from pliant.engine.shard_memory import require_within_limits
 from pliant.engine.state_shapes import StateShapes, state_shapes
 from pliant.engine.step_counts import plan_number
 from pliant.engine.tracer import Tracer
@@ -100,13 +101,17 @@ class ExecutorBuilder:
         store = AlgorithmState(self._parameters, nodes, self._comms)
         self._check_optimizers(store)
         require_quorums(nodes.values(), self._comms.all.size)
+        require_graphs(nodes.values(), self._comms.all.size)
         warn_of_few_rounds(nodes.values())
         self._state_shapes = state_shapes(store, self._optimizer, self._steppers)
         place_owners(store, self._comms.all.size, self._steppers)
         request = requests_in(store, self._steppers)
         if request is not None:
             self._relaxed.require_whole("the plan looks at the curvature of a whole model", "set power=0")
-        if old is not None:
+        if self._relaxed.sharded is not None:
+            require_within_limits(self._relaxed.sharded, nodes)
+        require_timed_targets(nodes.values(), self._tracer)
+        if old is not None:  # what follows changes something, so refusals come before
             old.hand_back(step)
         owed: dict[str, Tensor] = {} if old is None else store.adopt(old.gradients.store, old.gradients.owed)
         for name, parameter in self._parameters.items():

@@ -185,6 +185,7 @@ class GradientExchange:
             slots = self.store.tensors[name]
             if "residual" in slots:
                 slots["residual"].add_(result)
+                used_here(result)
             else:
                 self.owed[name] = self.owed[name] + result if name in self.owed else result
 
@@ -256,5 +257,6 @@ class GradientExchange:
         for span in part.bucket.spans:
             if (debt := self.owed.pop(span.name, None)) is not None:
                 part.bucket.view(span).add_(debt, alpha=weight)
+                used_here(debt)
                 if self._nonfinite == "propagate":
                     self._paid[span.name] = debt

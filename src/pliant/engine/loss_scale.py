@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from pliant.comm.torch_private import has_ended_step, scaler_at_work, steps_since_update
 from pliant.engine.algorithm_state import AlgorithmState
-from pliant.spec import DecoupledMomentum, Exchange
+from pliant.spec import DecoupledMomentum, Exchange, Sharded
 
 __all__ = ["LossScale"]
 
@@ -64,14 +64,17 @@ class LossScale:
                 f"{signed!r} gets are signs ({store.nodes[signed]}); use decoupled_momentum(signed=False), or "
                 "bfloat16 without a scaler."
             )
-        if self._loaded and store.keeps_gradients and self._unit != scaler.get_scale():
+        # Residuals of shards are not in the store.
+        of_shards = any(isinstance(node, Sharded) and node.keeps_gradients for node in store.nodes.values())
+        if self._loaded and (store.keeps_gradients or of_shards) and self._unit != scaler.get_scale():
             raise ValueError(
                 f"what the loaded state still owes is in a loss scale of {self._unit:g}, but the GradScaler's is "
                 f"{scaler.get_scale():g}: its own state was not loaded, or steps were skipped before it was found; "
                 "load both, and tell the run of it: run.load_state_dict(state, scaler=scaler). No weight was changed."
             )
         if self._scaler is None and scaler.is_enabled():  # whose first steps may have been skipped
-            total = _skips(scaler._init_scale, scaler.get_scale(), scaler)  # pyright: ignore[reportPrivateUsage]
+            first = self._unit if self._loaded else scaler._init_scale  # pyright: ignore[reportPrivateUsage]
+            total = _skips(first, scaler.get_scale(), scaler)
             self._num_skipped += max(0, min(passes - 1, total) - self._early)
         self._scaler, self._unit, self._loaded = scaler, float(scaler.get_scale()), False
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pliant.engine.joint_optimizer import JointOptimizer
+from pliant.engine.shard_optimizer import ShardOptimizer
 
 __all__ = [
     "Cuts",
@@ -130,9 +131,10 @@ def clone_optimizer(optimizer: Optimizer) -> Optimizer:
 
 def _first_state(optimizer: Optimizer, parameter: Tensor) -> Mapping[str, Any]:
     """Return zeros with the shapes of the optimizer's state of a parameter; nothing if they are not known."""
-    members = optimizer.members if isinstance(optimizer, JointOptimizer) else (optimizer,)
+    members = optimizer.members if isinstance(optimizer, JointOptimizer | ShardOptimizer) else (optimizer,)
+    held = optimizer.parameter_of(parameter) if isinstance(optimizer, ShardOptimizer) else parameter
     groups = [(member, group) for member in members for group in member.param_groups]
-    stepper, group = next((m, g) for m, g in groups if any(p is parameter for p in g["params"]))
+    stepper, group = next((m, g) for m, g in groups if any(p is held for p in g["params"]))
     return state_after_first_step(stepper, group, parameter)
 
 

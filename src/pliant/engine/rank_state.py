@@ -24,6 +24,7 @@ from pliant.engine.rank_checks import gather_numbers, raise_together
 from pliant.engine.relaxed_model import name_without_wrappers
 from pliant.engine.same_structure import require_same_structure
 from pliant.engine.saved_layout import SavedLayout, check_layout, layout_tensor, read_layout
+from pliant.engine.shard_optimizer import as_local
 from pliant.engine.step_counts import StepCounts, describe_difference, has_free_pace, plan_number
 from pliant.spec import SyncPlan
 
@@ -203,10 +204,9 @@ class Saver:
 
     @property
     def _live(self) -> dict[str, Tensor]:
-        """The model's own tensors."""
+        """The model's own tensors; of those that are divided among ranks this one's part."""
         tensors = ((n, value) for n, value in self.module.state_dict().items() if isinstance(value, Tensor))
-        live = {name_without_wrappers(n): value for n, value in tensors}
-        return {name: self.parameters.get(name, value) if _is_shard(value) else value for name, value in live.items()}
+        return {name_without_wrappers(n): as_local(value) for n, value in tensors}
 
     @property
     def _device(self) -> torch.device:
@@ -233,11 +233,6 @@ class Saver:
     def _kept(self) -> set[str]:
         """Return the parameters whose optimizer state is on this rank only."""
         return set(self._here) if self.executor.ranks_differ else set(self.executor.owners.mine)
-
-
-def _is_shard(value: Tensor) -> bool:
-    """Say whether a tensor is divided among ranks, so that only this rank's part of it is saved and loaded here."""
-    return hasattr(value, "to_local")
 
 
 def _owed_by_shards(own: Mapping[str, Any]) -> int:

@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import torch
@@ -23,8 +23,10 @@ from pliant.engine.same_structure import require_same_structure
 from pliant.engine.tracer import Tracer
 from pliant.spec import Exchange, Target
 
-__all__ = ["RatioController", "controllers_for"]
+__all__ = ["RatioController", "controllers_for", "require_timed_targets"]
 
+_TIMES = ("exposed_s", "exposed_share")
+"""Targets that are met by the host's clock."""
 _WINDOW = 4
 """Exchanges between two decisions: the median of four tolerates a step that had to wait for a core."""
 
@@ -194,20 +196,10 @@ def controllers_for(
     *,
     begins: bool,
 ) -> list[RatioController]:
-    """Return the controller of these nodes' target: the earlier one, if it has the same; none without a target.
-
-    Raises:
-        ValueError: The target is a time, and the model is on an accelerator: the host's clock does not see exchanges.
-
-    """
+    """Return the controller of these nodes' target: the earlier one, if it has the same; none without a target."""
     held = next((node for node in nodes.values() if node.ratio_target is not None), None)
     if held is None or (target := held.ratio_target) is None or held.ratio is None or tracer.comm.size == 1:
         return []
-    if is_accelerator(tracer.device) and target.of in ("exposed_s", "exposed_share"):
-        raise ValueError(
-            f"the plan holds {target.of}, but the model is on {tracer.device}, where the time that streams wait for "
-            "each other is not on the host's clock; hold bytes_per_step or bytes_per_s instead."
-        )
     if same := [each for each in old if each.belongs_to(target, held.ratio)]:
         return same
     levels: list[RecordedComm | None] = []
@@ -217,3 +209,13 @@ def controllers_for(
         last = None if last is None else levels_of(last).leaders
     levels.append(cast("RecordedComm | None", last))
     return [RatioController(target, held.ratio, tracer, comm_thread, levels, begins=begins)]
+
+
+def require_timed_targets(nodes: Iterable[Exchange], tracer: Tracer) -> None:
+    """Raise ValueError for a target in seconds on an accelerator, where the host's clock does not see exchanges."""
+    timed = [node.ratio_target.of for node in nodes if node.ratio_target and node.ratio_target.of in _TIMES]
+    if timed and is_accelerator(tracer.device) and tracer.comm.size > 1:
+        raise ValueError(
+            f"the plan holds {timed[0]}, but the model is on {tracer.device}, where the time that streams wait for "
+            "each other is not on the host's clock; hold bytes_per_step or bytes_per_s instead."
+        )

@@ -128,7 +128,7 @@ def unwrap(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> Rela
     outer = strip_wrappers(model)
     ddp = outer if isinstance(outer, DistributedDataParallel) else None
     module = module_of(model)
-    sharded = sharded_model(module, lambda: dict(list_tensors(module)))
+    sharded = sharded_model(module, lambda: dict(list_tensors(module)), name_without_wrappers)
     relaxed = RelaxedModel(called=model, ddp=ddp, module=module, optimizer=join_optimizers(optimizers), sharded=sharded)
     _refuse_models(relaxed)
     _refuse_optimizers(relaxed)

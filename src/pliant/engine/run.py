@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from pliant.accelerator import is_accelerator
@@ -132,11 +133,12 @@ class Run(SavesParts, MeasuresSteps, ABC):
     def _compare(self) -> None:
         if self._source.joins or self.trial.is_on:
             return  # ranks need not come to it together
-        nodes = self._gradients.store.nodes
-        equal = {n: p for n, p in self._parameters.items() if not nodes[n].weights_may_diverge}
-        self._agreement.after_step(equal, self._counts, self._comm_thread)
+        self._agreement.after_step(self._equal, self._counts, self._comm_thread)
 
-    @property
+    def _equal(self) -> dict[str, Tensor]:
+        nodes = self._gradients.store.nodes
+        return {n: p for n, p in self._parameters.items() if not nodes[n].weights_may_diverge}
+
     def _counts(self) -> StepCounts:
         if self.trial.why:
             return LEAVING

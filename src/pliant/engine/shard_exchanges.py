@@ -1,7 +1,7 @@
 """Exchanges of a model's shards under a plan, on all its parameter groups."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +15,11 @@ from pliant.engine.parts import Part
 from pliant.engine.same_structure import require_same_structure
 from pliant.engine.shard_groups import GroupGather, GroupScatter
 from pliant.engine.shard_layout import columns_of
+from pliant.engine.shard_memory import describe_kept, nodes_of_shards
 from pliant.engine.sharded_findings import shard_findings
 from pliant.engine.sharded_model import ShardedModel
 from pliant.engine.tracer import Tracer
-from pliant.layouts.shards import Column, gather_state_bytes, residual_bytes, scatter_payload_bytes
-from pliant.spec import Exchange, Residual, Sharded
+from pliant.spec import Exchange
 
 __all__ = ["ShardExchanges", "shard_exchanges"]
 
@@ -37,20 +37,16 @@ class ShardExchanges(Part):
         tracer: Tracer of the run.
         checks: Whether gradients that are not finite are refused.
 
-    Raises:
-        ValueError: More has to be kept than the plan allows; nothing has been allocated then.
-
     """
 
     key = "shards"
     checks_structure = True
 
     def __init__(self, model: ShardedModel, nodes: Mapping[str, Exchange], tracer: Tracer, *, checks: bool) -> None:
-        self._nodes = {name: node for name, node in nodes.items() if isinstance(node, Sharded)}
+        self._nodes = nodes_of_shards(nodes)
         self._model, self.changes = model, [0] * len(model.groups)
         """Moments so far at which weights may have changed, of each parameter group."""
         self._group_of = {id(p): k for k, group in enumerate(model.groups) for p in group.parameters}
-        self._refuse_too_large()
         self._device = next(iter(model.shards.values())).device
         self._scratch = Scratch(self._device)
         self.gathering: list[CommThread] = []
@@ -61,7 +57,9 @@ class ShardExchanges(Part):
             self.gathering = [CommThread(self._device, "pliant-gathers", tracer)]
         columns = [columns_of(group, model.names_of(group), model.num_shards, model.shards) for group in model.groups]
         groups = [(group.name, own) for group, own in zip(model.groups, columns, strict=True)]
-        self.findings = shard_findings(groups, without_counting(tracer.comm), self._device, raises=checks)
+        # Replicas whose gradients stay with them are at steps, or at a pace, of their own, and tell each other nothing.
+        told = model.shard_comm if all(node.leaves_gradients(0) for node in nodes.values()) else tracer.comm
+        self.findings = shard_findings(groups, without_counting(told), self._device, raises=checks)
         """What is wrong in a pass."""
         self.scatters = [self._scatter(k) for k in range(len(groups))]
         """For each parameter group; None leaves the reduce-scatter to torch."""
@@ -76,7 +74,7 @@ class ShardExchanges(Part):
         found = {name: self._nodes[name].gradients for name in names if name in self._nodes}
         if comm.size == 1 or all(node is None for node in found.values()):
             return None
-        columns = columns_of(group, names, comm.size, found)
+        columns = columns_of(group, names, comm.size, self._model.shards)  # also those that nobody here steps: exactly
         return GroupScatter(group.name, index, columns, found, comm, self._scratch, self._device, self.findings)
 
     def _gather(self, index: int) -> GroupGather | None:
@@ -88,48 +86,9 @@ class ShardExchanges(Part):
         columns = columns_of(group, names, comm.size, names)
         return GroupGather(group.name, index, columns, found, comm, self._gather_scratch, self._device, self.findings)
 
-    # - Memory
-
-    def bytes_by_kind(self) -> dict[str, int]:
-        """Return what a rank keeps: residuals of gradients and their payloads, and payloads and copies of weights."""
-        kept = {"gradients": 0, "payloads": 0, "weights": 0}
-        for column, itemsize in self._columns:
-            node = self._nodes[column.name]
-            if node.gradients is not None:
-                kept["gradients"] += residual_bytes(node.gradients.residual, sum(column.valid))
-                kept["payloads"] += scatter_payload_bytes(node.gradients, column.valid, self._model.shard_comm.rank)
-            kept["weights"] += gather_state_bytes(node.weights, column.valid, itemsize)
-        return kept
-
     def explain(self) -> str:
         """Say in a sentence what a rank keeps for its shards."""
-        kept = self.bytes_by_kind()
-        lossy = [c for c, _ in self._columns if (setting := self._nodes[c.name].gradients) and setting.codec]
-        others = ", ".join(
-            f"{kind} {sum(residual_bytes(kind, sum(c.valid)) for c in lossy) / 1e6:.3g}" for kind in get_args(Residual)
-        )
-        return (
-            f"Shards: each of {self._model.num_shards} ranks keeps {kept['gradients'] / 1e6:.3g} MB of residuals of "
-            f"gradients{f' (of residual={others})' if lossy else ''}, {kept['payloads'] / 1e6:.3g} MB of their "
-            f"payloads, and {kept['weights'] / 1e6:.3g} MB of payloads and copies of weights."
-        )
-
-    @property
-    def _columns(self) -> list[tuple[Column, int]]:
-        """Places of all parameters that are trained and divided, and bytes of an element that is gathered."""
-        model, size = self._model, self._model.shard_comm.size
-        groups = [(each, max(d.itemsize for d in each.gathered_dtypes)) for each in model.groups if size > 1]
-        return [(c, n) for each, n in groups for c in columns_of(each, model.names_of(each), size, self._nodes)]
-
-    def _refuse_too_large(self) -> None:
-        limits = [node.limit_bytes for node in self._nodes.values() if node.limit_bytes]
-        kept = self.bytes_by_kind()
-        if limits and sum(kept.values()) > min(limits):
-            raise ValueError(
-                f"the plan keeps {kept['gradients']} bytes of residuals, {kept['payloads']} of payloads of gradients, "
-                f"and {kept['weights']} of payloads and copies of weights on each rank, but limit_bytes is "
-                f"{min(limits)}; use residual='int8' or 'none', weights without differences, or a larger limit."
-            )
+        return describe_kept(self._model, self._nodes)
 
     # - Moments
 
@@ -154,6 +113,10 @@ class ShardExchanges(Part):
         for thread in self.gathering:
             thread.drain()
 
+    def hand_back(self, step: int) -> None:
+        """Finish gathers that nobody has used, as an evaluation may leave them: dropped here, another rank waits."""
+        self.settle(step)
+
     def abandon(self) -> None:
         """Drop gathers in flight."""
         for thread in self.gathering:
@@ -171,8 +134,12 @@ class ShardExchanges(Part):
 
     def debts(self) -> list[Tensor | None]:
         """Return this rank's residual, (size, row_numel) for each group; copies."""
-        pairs = zip(self.scatters, self._waiting, strict=True)
-        return [waiting if scatter is None else scatter.take_debts() for scatter, waiting in pairs]
+        return list(self._each_debt())
+
+    def _each_debt(self) -> Iterator[Tensor | None]:
+        """Yield the residual of one group after another, since all copies together are as large as the model."""
+        for scatter, waiting in zip(self.scatters, self._waiting, strict=True):
+            yield waiting if scatter is None else scatter.take_debts()
 
     def owe(self, debts: Sequence[Tensor | None]) -> None:
         """Add gradients of an earlier plan to the next exchange; they wait where reduce-scatters are torch's own."""
@@ -195,7 +162,7 @@ class ShardExchanges(Part):
 
     def stats(self) -> dict[str, float]:
         """Return the Euclidean norm of all residuals of this rank, and the time of gathers in their own thread."""
-        owed = sum(float(each.norm()) ** 2 for each in self.debts() if each is not None) ** 0.5
+        owed = sum(float(each.norm()) ** 2 for each in self._each_debt() if each is not None) ** 0.5
         return {"residual_norm": owed, "exchange_s": sum(thread.busy_s for thread in self.gathering)}
 
     # - State
@@ -209,7 +176,7 @@ class ShardExchanges(Part):
             kept = {} if scatter is None else dict[str, Any](scatter.state)
             kept |= {} if gather is None else gather.state(self.changes[k])
             if owed is not None:
-                trained = [name for name in model.names_of(group) if name in self._nodes]
+                trained = [name for name in model.names_of(group) if name in model.shards]
                 kept["owed"] = {"rows": owed, "of": {name: torch.tensor(k) for k, name in enumerate(trained)}}
             if kept:
                 groups[group.name] = kept
@@ -218,7 +185,7 @@ class ShardExchanges(Part):
     @state.setter
     def state(self, saved: Mapping[str, Any]) -> None:
         groups = [saved["groups"].get(group.name, {}) for group in self._model.groups]
-        self.owe([kept["owed"]["rows"].to(self._device) if "owed" in kept else None for kept in groups])
+        self.owe([kept["owed"]["rows"].to(self._device, copy=True) if "owed" in kept else None for kept in groups])
         for kept, scatter, gather, changes in zip(groups, self.scatters, self.gathers, self.changes, strict=True):
             if scatter is not None:
                 scatter.load(kept)

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from pliant.accelerator import used_here
 from pliant.codecs import all_finite, content_hash
 from pliant.collectives.pairwise import mean_of_parts
 from pliant.collectives.scratch import Scratch
@@ -63,11 +64,16 @@ class GroupScatter:
 
     def __call__(self, output: Tensor, rows: Tensor, seed: int) -> None:
         """Fill output, (row_numel,), with this rank's part of the mean of rows, (size, row_numel)."""
-        if rows.shape[1] != self._row_numel:
+        if rows.shape[1] == self._row_numel:
+            self._reduce(output, rows, seed)
+        else:
             self._without_some(output, rows)
-            return
+        used_here(rows)  # which torch lets go of as backward goes on, whatever this stream has still to do
+
+    def _reduce(self, output: Tensor, rows: Tensor, seed: int) -> None:
         if self.owed is not None:
             rows.add_(self.owed)
+            used_here(self.owed)
             self.owed = None
         self._findings.look_at_gradients(self._index, rows)
         seed |= zlib.crc32(self.name.encode())
@@ -193,7 +199,8 @@ class GroupGather:
         found: dict[str, dict[str, Any]] = {}
         for k, ((_, part), names) in enumerate(zip(self._parts, self._names, strict=True)):
             if state := part.state:
-                found[f"weights {k}"] = {**state, "begun": state["begun"] + int(self._of == changes), "of": names}
+                holds = changes in (self._of, self._loaded)
+                found[f"weights {k}"] = {**state, "begun": state["begun"] + int(holds), "of": names}
         return found
 
     def load(self, saved: Mapping[str, Mapping[str, Any]], changes: int) -> None:

@@ -156,9 +156,12 @@ class ShardResize:
         """Return the mean over old ranks of their residuals of whole parameters."""
         at = group, key, kind
         if at not in self._means:
-            held = [own["shards"]["groups"][group][key][kind] for own in self.states]
-            rows = [self._unpacked(_as_float(x, self._numel(names)), names, padded=key == "owed") for x in held]
-            self._means[at] = {n: torch.stack([row[n].double() for row in rows]).mean(0).float() for n in names}
+            totals: dict[str, Tensor] = {}
+            for own in self.states:  # one after another: a residual may have the size of the model
+                held = _as_float(own["shards"]["groups"][group][key][kind], self._numel(names))
+                for name, x in self._unpacked(held, names, padded=key == "owed").items():
+                    totals[name] = totals[name].add_(x) if name in totals else x.double()
+            self._means[at] = {name: total.div_(len(self.states)).float() for name, total in totals.items()}
         return self._means[at]
 
     def _replica_of(self, group: str, key: str, names: Sequence[str]) -> dict[str, Tensor]:

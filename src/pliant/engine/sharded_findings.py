@@ -46,6 +46,8 @@ class ShardFindings(ABC):
 
     is_late = False
     """Whether findings become known only after the pass, before the optimizer's step."""
+    compares = False
+    """Whether gathered weights were compared with those before, and what was found is not known yet."""
 
     def __init__(self, groups: Groups, comm: Comm, *, raises: bool) -> None:
         self.groups, self._comm, self._raises = groups, comm, raises
@@ -148,7 +150,7 @@ class DeviceShardFindings(ShardFindings):
 
     def __init__(self, groups: Groups, comm: Comm, device: torch.device, *, raises: bool) -> None:
         super().__init__(groups, comm, raises=raises)
-        self._device, self._compares = device, False
+        self._device, self.compares = device, False
         self._found: dict[int, Tensor] = {}
         """Group -> kind and place, int64 (2,)."""
         self._are_changed: dict[int, Tensor] = {}
@@ -156,7 +158,7 @@ class DeviceShardFindings(ShardFindings):
 
     @property
     def gathers(self) -> bool:
-        return self._raises or self._compares
+        return self._raises or self.compares
 
     def look_at_gradients(self, group: int, rows: Tensor, at: int | None = None) -> None:
         if self._raises and rows.numel():
@@ -172,7 +174,7 @@ class DeviceShardFindings(ShardFindings):
             self._note(group, FindingKind.SUM, bad, bad)
 
     def compare_weights(self, group: int, before: int | Tensor, now: int | Tensor) -> None:
-        self._compares = True
+        self.compares = True
         if isinstance(before, Tensor) and isinstance(now, Tensor):
             changed = before != now
             self._are_changed[group] = changed | self._are_changed.get(group, changed)

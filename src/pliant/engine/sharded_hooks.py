@@ -97,17 +97,20 @@ class ReduceScatterHook:
 
     def __init__(self, group: ParamGroup, submitter: Submitter, exchange: GroupScatter) -> None:
         self._group, self._submitter, self._exchange = group, submitter, exchange
-        self._calls = 0
+        self._output_numel = -1
+        """Elements of the output that is asked for next; -1 if an input is."""
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return memory for the input, then for the output of a call, as FSDP2 asks for them in turn.
 
         The output has the parameters' dtype, so that torch need not cast it, which would be at once; an input that is
-        coded is in float32.
+        coded is in float32. Sizes tell them apart, since a pass may be broken off in between.
         """
-        self._calls += 1
+        numel, shards = torch.Size(size).numel(), self._group.shard_group
+        is_output = numel == self._output_numel
+        self._output_numel = -1 if is_output or shards is None else numel // shards.size()
         of_input = torch.float32 if self._exchange.wide else dtype
-        wanted = of_input if self._calls % 2 else self._group.raw._orig_dtype or dtype
+        wanted = self._group.raw._orig_dtype or dtype if is_output else of_input
         return torch.empty(*size, dtype=wanted, device=device)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:

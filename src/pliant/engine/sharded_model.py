@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,9 +11,10 @@ from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImpor
 from torch.optim import Muon, Optimizer
 
 from pliant.accelerator import is_accelerator
-from pliant.comm.base import Comm, CommError
+from pliant.comm.base import Comm, CommError, Limit
 from pliant.comm.fsdp_private import ParamGroup, is_sharded, param_groups, settle_sharding
 from pliant.comm.torch_errors import Report
+from pliant.comm.torch_private import destroy, group_factory
 from pliant.comm.transport import comm_alone
 from pliant.engine.shard_optimizer import ShardOptimizer
 
@@ -26,6 +27,7 @@ class ShardedModel:
     Args:
         module: The model, under `fully_shard` or `replicate` itself.
         names: Full name -> parameter, of all that the model has.
+        plain: Returns the name that a module has when nothing around it is compiled.
 
     Raises:
         ValueError: It is divided in a way that is not supported.
@@ -37,8 +39,10 @@ class ShardedModel:
     replica_comm: Comm
     """Ranks that hold the same shards."""
 
-    def __init__(self, module: nn.Module, names: Mapping[str, Tensor]) -> None:
+    def __init__(self, module: nn.Module, names: Mapping[str, Tensor], plain: Callable[[str], str]) -> None:
         self.groups = param_groups(module)
+        for group in self.groups:
+            group.name = plain(group.name)
         _refuse_meshes(self.groups)
         for group in self.groups:
             group.refuse_foreign()
@@ -54,6 +58,8 @@ class ShardedModel:
         self.numels = {self.name_of(p): p.numel() for g in self.groups for p in g.parameters if p.requires_grad}
         """Name -> elements of a whole parameter that is trained."""
         self._view: Optimizer | None = None
+        self._alone: list[ProcessGroup] = []
+        """Group of this rank alone, in which torch averages under replicate() while a run does."""
         if not self.shards:
             raise ValueError("no parameter under fully_shard requires a gradient, so there is nothing to exchange.")
         self._of_shard = {
@@ -154,11 +160,10 @@ class ShardedModel:
         self.replica_comm = _among(self.groups[0].replica_group, comm, whole) or comm_alone(device)
         ranks = _ranks(self.groups[0].replica_group) or (dist.get_rank(),)
         self._replicas = [dist.get_group_rank(whole, rank) for rank in ranks]
-        if self.has_replicas:
-            mine = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-            for group in self.groups:
-                group.alone = cast(ProcessGroup, mine)
+        if self.has_replicas and not self.has_shards:
+            self._alone = [group_factory(whole, Limit(timeout_s=comm.timeout_s))([whole.rank()])]
         for group in self.groups:
+            group.alone = next(iter(self._alone), None)
             group.watch(partial(_explained, report, group.name))
 
     def hosts_of_replicas(self, hosts: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -171,14 +176,19 @@ class ShardedModel:
         """Give all places back to torch."""
         for group in self.groups:
             group.restore()
+        for mine in self._alone:
+            destroy(mine)
 
 
-def sharded_model(module: nn.Module, names: Callable[[], Mapping[str, Tensor]]) -> ShardedModel | None:
+def sharded_model(
+    module: nn.Module, names: Callable[[], Mapping[str, Tensor]], plain: Callable[[str], str]
+) -> ShardedModel | None:
     """Return a model's shards; None for one whose parameters are whole. No communication.
 
     Args:
         module: The model.
         names: Returns full name -> parameter of all that it has.
+        plain: Returns the name that a module has when nothing around it is compiled.
 
     Raises:
         ValueError: The model is divided in a way that is not supported.
@@ -196,7 +206,7 @@ def sharded_model(module: nn.Module, names: Callable[[], Mapping[str, Tensor]]) 
         settle_sharding(module)
     except RuntimeError as error:
         raise ValueError(f"the sharded model cannot begin: {error}") from error
-    return ShardedModel(module, names())
+    return ShardedModel(module, names(), plain)
 
 
 def _among(group: ProcessGroup | None, comm: Comm, whole: ProcessGroup) -> Comm | None:

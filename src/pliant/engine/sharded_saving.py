@@ -1,14 +1,14 @@
 """A sharded model and its optimizers in a checkpoint: each rank's part in its own file, to be cut anew if need be."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pliant.engine.relaxed_model import RelaxedModel, list_tensors, name_without_wrappers
-from pliant.engine.shard_optimizer import as_local, like_parameter
+from pliant.engine.shard_optimizer import as_local, load_local_state, local_state
 from pliant.engine.shard_resize import Mesh, ShardResize
 
 __all__ = ["cut_parts", "load_part", "part_of"]
@@ -46,7 +46,7 @@ def load_part(relaxed: RelaxedModel, saved: Mapping[str, Any]) -> None:
                 )
             target.copy_(model[name])
     for optimizer, own in zip(relaxed.optimizers, saved["optimizers"], strict=True):
-        _load_optimizer(optimizer, own)
+        load_local_state(optimizer, {key: value for key, value in own.items() if key != "names"})
 
 
 def cut_parts(cut: ShardResize, parts: Sequence[Mapping[str, Any]], mesh: Mesh) -> dict[str, Any]:
@@ -84,15 +84,4 @@ def cut_parts(cut: ShardResize, parts: Sequence[Mapping[str, Any]], mesh: Mesh) 
 def _optimizer_part(optimizer: Optimizer, module: nn.Module) -> dict[str, Any]:
     names = {id(p): name for name, p in list_tensors(module)}
     held = [p for group in optimizer.param_groups for p in group["params"]]
-    whole = optimizer.state_dict()
-    state = {k: {key: as_local(value) for key, value in own.items()} for k, own in whole["state"].items()}
-    return {**whole, "state": state, "names": {k: names.get(id(p), "") for k, p in enumerate(held)}}
-
-
-def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    state = {
-        k: {key: like_parameter(value, held[k]) for key, value in cast("Mapping[str, Any]", own).items()}
-        for k, own in saved["state"].items()
-    }
-    optimizer.load_state_dict({**{k: v for k, v in saved.items() if k != "names"}, "state": state})
+    return {**local_state(optimizer), "names": {k: names.get(id(p), "") for k, p in enumerate(held)}}

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from pliant.comm.ddp_private import after_backward
 from pliant.comm.fsdp_private import ParamGroup
@@ -15,6 +16,7 @@ from pliant.engine.nonfinite import Findings
 from pliant.engine.parts import Part
 from pliant.engine.shard_exchanges import ShardExchanges
 from pliant.engine.shard_layout import columns_of
+from pliant.engine.sharded_findings import ShardFindings
 from pliant.engine.sharded_hooks import GatherHook, ReduceScatterHook, ReplicaHook, Submitter
 from pliant.engine.sharded_model import ShardedModel
 from pliant.engine.sources import GradientReceiver, GradientSource
@@ -52,7 +54,8 @@ class ShardedSource(GradientSource):
         self._model, self._receiver, self._comm_thread, self._tracer = model, receiver, comm_thread, tracer
         self._begins, self._trial = weakref.WeakMethod(begins), trial
         self._hooks = [
-            module.register_forward_pre_hook(Hook(self._begin)),
+            # Before torch gathers weights, since what is caught up with may be an exchange that changes them.
+            module.register_forward_pre_hook(Hook(self._begin), prepend=True),
             *(each.register_load_state_dict_post_hook(Hook(self.weights_changed)) for each in _holders(module)),
         ]
         self._awaited = False
@@ -61,6 +64,8 @@ class ShardedSource(GradientSource):
         self._exchanges: ShardExchanges | None = None
         self._gathered: list[tuple[TaskHandle, list[Exception | None]]] = []
         """Findings of passes that all ranks tell each other."""
+        self._has_told = False
+        """Whether they have since the last step."""
 
     def begin_pass(self, drain: Callable[[], None]) -> None:
         """Forget a pass that was broken off."""
@@ -140,14 +145,31 @@ class ShardedSource(GradientSource):
         self._receiver.pop_error()  # of some replicas only: what they have found is in what all gather here
         findings = None if self._exchanges is None else self._exchanges.findings
         if findings is not None and findings.gathers:
-            found: list[Exception | None] = []
-            gather = findings.gather
-            self._gathered.append((self._comm_thread.submit(lambda: found.append(gather())), found))
+            self._tell(findings)
         self._receiver.complete()
         self._receiver.broken_off = False
         if findings is not None and not findings.is_late and (refused := self._pop_gathered()) is not None:
             with self._trial.catch_errors():
                 raise refused
+
+    def before_step(self, optimizer: Optimizer, step: int) -> None:
+        """Raise what gathers have found, where no pass has handed over gradients and would have told of it."""
+        findings = None if self._exchanges is None else self._exchanges.findings
+        tells = self._awaited or self._has_told
+        if findings is not None and findings.is_late and findings.compares and not tells:
+            self._tell(findings)
+            if (refused := self._pop_gathered()) is not None:
+                raise refused
+
+    def after_step(self, step: int) -> None:
+        """Note that all ranks have to tell each other again what they find."""
+        self._has_told = False
+
+    def _tell(self, findings: ShardFindings) -> None:
+        found: list[Exception | None] = []
+        gather = findings.gather
+        self._gathered.append((self._comm_thread.submit(lambda: found.append(gather())), found))
+        self._has_told = True
 
     def pop_late_error(self, findings: Findings) -> Exception | None:
         """Return what all ranks have told each other since; some replicas' own findings are in it."""
