@@ -199,6 +199,7 @@ def test_mistakes_are_sentences(monkeypatch, capsys, folder):
     assert "holds events of 2 ranks" in said(folder / "both.json")
     assert "a prediction needs all three" in said(folder, "--workload", folder / "work.json")
     assert "a prediction needs all three" in said(folder, "--hosts", 2)
+    assert "a prediction needs all three" in said(folder, "--machine", "h100")
     assert "say who there is, once" in said(folder, "--plan", "bytegrad", "--workload", folder / "work.json")
     save(SyncPlan(), folder / "plan.json")
     assert f"was recorded under the plan {PLAN.hash}, but the one to predict" in said(folder, *predicting(folder))

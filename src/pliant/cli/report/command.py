@@ -65,7 +65,7 @@ def report(
     check(timelines, [str(path) for path in paths])
     timelines.sort(key=lambda timeline: timeline.events[0].rank)
     predicted, costs = None, inputs.describe_overheads(overheads, machine)
-    if plan or workload or topology is not None or hosts:
+    if any((plan, workload, topology, hosts, ranks, rate, delay, compute, machine, overheads)):
         if not (plan and workload):
             raise ValueError("a prediction needs all three: --plan, --workload, and --topology or --hosts.")
         wanted = plan_of_text(plan)
