@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--jsonl", type=Path, required=True)
     parser.add_argument("--md", type=Path, required=True)
     given = parser.parse_args()
-    records = read_records(given.jsonl)
+    records = read_records(given.jsonl) if given.jsonl.exists() else []
     for number in range(len(records), given.rounds):
         records.append(measured(number))
         append_record(given.jsonl, records[-1])

@@ -186,7 +186,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     importlib.import_module("pliant.comm.transport").new_comm = slow_group
-    lines = read_records(given.out)
+    lines = read_records(given.out) if given.out.exists() else []
     done = {(x["model"], x["optimizer"], x["arm"], x["seed"]) for x in lines}
     for case, optimizer, arm, seed in trials() if not given.table else ():
         if (case.name, optimizer, arm, seed) in done or not fnmatch.fnmatch(case.name, given.only):

@@ -19,7 +19,7 @@ _FIGURES = ("exposed_s", "codec_s", "sent_bytes", "load")
 
 def add_computed(tables: Tables, lines: Path = LINES, trials: Path = LIST) -> None:
     """Add a row for each line of a trial; a line of a trial that the list does not have is left out."""
-    said = read_records(lines)
+    said = read_records(lines) if lines.exists() else []
     sessions = {line["number"]: line for line in said if line.get("kind") == "session"}
     listed = {(one["cell"], one["number"]): one for one in read("trial", trials)}
     cells = {one["cell"]: one for one in read("cell", trials)}

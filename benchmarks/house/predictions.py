@@ -49,7 +49,7 @@ class Book:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lines = read_records(path)
+        self.lines = read_records(path) if path.exists() else []
 
     def write(self, line: dict) -> None:
         """Keep a line."""

@@ -38,7 +38,7 @@ DRAWN = Path(__file__).with_name("drawn_seed1.jsonl")
 
 def results(path: Path) -> dict[str, dict[str, Any]]:
     """Return the last line of each mutant: id -> line. What was cut off is left out."""
-    return {record["id"]: record for record in read_records(path)}
+    return {record["id"]: record for record in read_records(path)} if path.exists() else {}
 
 
 def due(mutants: Sequence[Mutant], done: dict[str, dict[str, Any]], *, whole: bool, again: bool) -> list[Mutant]:

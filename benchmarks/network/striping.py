@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="measure the links before each trial")
     parser.add_argument("--table", action="store_true", help="only print the table of what is there")
     options = parser.parse_args()
-    rows = read_records(options.out)
+    rows = read_records(options.out) if options.out.exists() else []
     done = {key_of(row) for row in rows if "error" not in row}
     for trial in [] if options.table else trials(options.links, options.connections, options.arms):
         if key_of(trial) in done:

@@ -116,7 +116,8 @@ def measure(path: Path, models: list[str], num_rounds: int, num_steps: int, rate
 
 def turns(path: Path) -> list[dict[str, Any]]:
     """Return all turns; of a round that was made anew the last."""
-    return list({(turn["model"], turn["round"], turn["arm"]): turn for turn in read_records(path)}.values())
+    lines = read_records(path) if path.exists() else []
+    return list({(turn["model"], turn["round"], turn["arm"]): turn for turn in lines}.values())
 
 
 def table(path: Path) -> str:

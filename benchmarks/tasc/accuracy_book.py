@@ -9,9 +9,9 @@ Record = dict[str, Any]
 
 
 def read_records(path: Path) -> list[Record]:
-    """Return the records of a file, without a line that was cut off; none where there is no file."""
+    """Return the records of a file, without a line that was cut off."""
     found: list[Record] = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_text().splitlines():
         try:
             found.append(json.loads(line))
         except json.JSONDecodeError:
@@ -45,7 +45,7 @@ class Book:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.records: dict[tuple[Any, ...], Record] = {}
-        for record in read_records(path):
+        for record in read_records(path) if path.exists() else ():
             self.records.setdefault(self.key_of(record), record)
 
     @classmethod
