@@ -9,7 +9,7 @@ import numpy as np
 from pliant.layouts.shards import ALONE_BYTES, CHUNK_BYTES, coded_bytes
 from pliant.netmodel import BucketBatch, DenseExchange, Floats, PointToPoint, Round, passes, work
 from pliant.simulator.collective_rounds import among_ranks, ring
-from pliant.simulator.levels import side_by_side, sums_inside
+from pliant.simulator.levels import groups_of, side_by_side, sums_inside
 from pliant.spec import CodecSpec, Exchange, Host, ReduceScatter, Sharded, Topology, WeightGather
 
 __all__ = ["ShardTraffic", "among_replicas", "exchanged", "of_all_shards", "shard_numels", "shard_traffic", "shards_of"]
@@ -64,9 +64,9 @@ def shards_of(node: Sharded, topology: Topology, num_shards: int = 0) -> tuple[t
                 f"{num_ranks} share it."
             )
         return tuple(tuple(range(k, k + num_shards)) for k in range(0, num_ranks, num_shards))
-    hosts = tuple(tuple(topology.ranks_of(k)) for k in range(len(topology.hosts)))
     if node.replicas is None:
         return (tuple(range(topology.num_ranks)),)
+    hosts = _ranks_of_hosts(topology)
     if len({len(ranks) for ranks in hosts}) > 1:
         raise ValueError(
             f"the plan divides the model among the ranks of a host, but hosts have {[len(ranks) for ranks in hosts]} "
@@ -83,10 +83,14 @@ def among_replicas(topology: Topology, shards: tuple[tuple[int, ...], ...]) -> T
         shards: Ranks of each copy of the model.
 
     """
-    if shards == tuple(tuple(topology.ranks_of(k)) for k in range(len(topology.hosts))):
+    if shards == _ranks_of_hosts(topology):
         return Topology(hosts=tuple(replace(host, num_ranks=1) for host in topology.hosts), links=topology.links)
     # only the number of ranks counts for who sends what
     return Topology(hosts=tuple(Host(name=f"replica {k}") for k in range(len(shards))))
+
+
+def _ranks_of_hosts(topology: Topology) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(ranks.tolist()) for ranks in groups_of("host", topology))
 
 
 def of_all_shards(rounds: Sequence[Round], shards: tuple[tuple[int, ...], ...], num_ranks: int) -> list[Round]:
