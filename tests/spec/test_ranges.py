@@ -166,7 +166,7 @@ def counts():
 def test_a_count_has_no_fraction(kind, name):
     """JSON would not read it again, and 2.5 steps would be 3 or 2."""
     value = (4096.5,) if typing.get_origin(typing.get_type_hints(kind)[name]) is tuple else 4096.5
-    with pytest.raises(ValueError, match=rf"^invalid {kind.__name__}: {name} must be a whole number, got 4096\.5\.$"):
+    with pytest.raises(ValueError, match=rf"^invalid {kind.__name__}: {name} must be a whole number, got \(?4096\.5"):
         kind(**{**NEEDED.get(kind.__name__, {}), name: value})
 
 
