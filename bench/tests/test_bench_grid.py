@@ -116,6 +116,17 @@ def test_a_seed_that_was_ended_early_did_not_get_there(tmp_path):
     assert (found["ddp-bf16"].gap, found["ddp-bf16"].keeps) == (0.0, True)
 
 
+def test_seeds_of_several_files_count_together(tmp_path):
+    """And a file without 16-bit DDP is held against that of another one."""
+    for name, arms in (("a", {"ddp_bf16": (0.8, 0.9), "onebit": (0.86, 0.9)}), ("b", {"onebit": (0.8, 0.88)})):
+        (tmp_path / name).write_text(json.dumps(_training(**arms)))
+    for names in ("ab", "ba"):
+        found = read_trained([tmp_path / name for name in names])
+        assert found["onebit"].steps == pytest.approx((50 + 81.25) / 2)
+        assert (found["onebit"].gap, found["onebit"].keeps) == (pytest.approx(-1.0), False)
+        assert (found["ddp-bf16"].steps, found["ddp-bf16"].gap) == (pytest.approx(75.0), 0.0)
+
+
 def test_the_best_arm_keeps_the_accuracy_and_is_held_against_the_best_exact_peer(trained):
     slow, fast = cell_rows(CELLS, trained)
     assert (slow.peer, slow.best) == ("ddp-bf16", "onebit")  # diloco is faster, but does not keep the accuracy

@@ -132,6 +132,16 @@ def test_a_plan_has_one_role_at_random_and_roles_are_shared_out():
         data.split("best")
 
 
+@pytest.mark.parametrize(
+    "more", [{"connections": 8}, {"window_bytes": 1e6}, {"num_cpus": 4.0}, {"machine": "t4"}], ids=str
+)
+def test_a_network_that_would_lose_something_is_refused(more):
+    hosts = tuple(replace(host, machine=more.get("machine", "")) for host in FLAT.hosts)
+    fields = {key: value for key, value in more.items() if key != "machine"}
+    with pytest.raises(ValueError, match="for which the data set has no column"):
+        NetworkRow(topology=replace(FLAT, hosts=hosts, **fields))
+
+
 def test_simulated_runs_join_and_are_told_apart(tmp_path):
     data = dataset_of(_one(WORKLOAD, [BASELINES["ddp"]]))
     one = SimulatedRun(

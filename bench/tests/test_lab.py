@@ -4,6 +4,7 @@ import copy
 import importlib
 import itertools
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,8 @@ def test_a_tuned_rate_has_two_neighbours_that_are_worse(best):
     rate, losses = tuned_rate(1.0, lambda rate: 1e9 if rate > 4 * best else abs(rate - best))
     assert rate == best
     assert losses[best] < min(losses[best / 2], losses[2 * best])
+    between = best * 2**0.5
+    assert tuned_rate(1.0, lambda rate: round(abs(math.log2(rate / between)), 6))[0] in (best, 2 * best)
     with pytest.raises(ValueError, match="no learning rate"):
         tuned_rate(1.0, lambda rate: -rate)
 

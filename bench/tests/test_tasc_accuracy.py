@@ -84,6 +84,7 @@ def test_the_table_pairs_seeds_and_says_what_diverged(load):
     assert "| dense |  | 10.0x | 70.00% | 14.14 | 2 | | |" in text
     assert "| topk | 130x | 10.0x | 69.00% | 14.14 | 2 | -1.00 | -1.00 to -1.00 |" in text
     assert "| random | 130x | 10.0x | | | 1, 1 diverged | | |" in text
+    assert {*load("accuracy").STEPS} <= {*made.METRIC}
 
 
 @pytest.mark.extended

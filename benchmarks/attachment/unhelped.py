@@ -23,6 +23,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))
 
 from house.versions import commit_of, machine
+from tasc.accuracy_book import append_record, read_records
 
 from pliant.spec.files import write_atomically
 
@@ -132,11 +133,10 @@ def main() -> None:
     parser.add_argument("--jsonl", type=Path, required=True)
     parser.add_argument("--md", type=Path, required=True)
     given = parser.parse_args()
-    records = [json.loads(line) for line in given.jsonl.read_text().splitlines()] if given.jsonl.exists() else []
+    records = read_records(given.jsonl) if given.jsonl.exists() else []
     for number in range(len(records), given.rounds):
         records.append(measured(number))
-        with given.jsonl.open("a") as lines:
-            print(json.dumps(records[-1]), file=lines)
+        append_record(given.jsonl, records[-1])
     text = table(records)
     print(text)
     write_atomically(given.md, text)

@@ -19,8 +19,8 @@ import argparse
 import fnmatch
 import importlib
 import itertools
-import json
 import statistics
+import sys
 import threading
 import time
 import traceback
@@ -35,6 +35,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pliant
 from pliant.comm import ProcessGroupComm, new_comm
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from tasc.accuracy_book import append_record, read_records
 
 STEPS, SEEDS, RANKS = 600, (0, 1, 2), 2
 RATE_BYTES_PER_S = 25e6
@@ -182,14 +186,13 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     importlib.import_module("pliant.comm.transport").new_comm = slow_group
-    lines = [json.loads(text) for text in given.out.read_text().splitlines()] if given.out.exists() else []
+    lines = read_records(given.out) if given.out.exists() else []
     done = {(x["model"], x["optimizer"], x["arm"], x["seed"]) for x in lines}
     for case, optimizer, arm, seed in trials() if not given.table else ():
         if (case.name, optimizer, arm, seed) in done or not fnmatch.fnmatch(case.name, given.only):
             continue
         lines.append(line_of(case, optimizer, arm, seed))
-        with given.out.open("a") as file:
-            file.write(json.dumps(lines[-1]) + "\n")
+        append_record(given.out, lines[-1])
     print(table(lines))
 
 

@@ -4,11 +4,11 @@ import json
 import statistics
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from dataset.rows import Tables, rounded, simulated
 from dataset.schema import LINES, Row
 from dataset.trial_list import LIST, SEED, Record, plan_of, read, topology_of
+from tasc.accuracy_book import read_records
 
 from pliant.spec import Workload, from_json
 
@@ -19,7 +19,7 @@ _FIGURES = ("exposed_s", "codec_s", "sent_bytes", "load")
 
 def add_computed(tables: Tables, lines: Path = LINES, trials: Path = LIST) -> None:
     """Add a row for each line of a trial; a line of a trial that the list does not have is left out."""
-    said = [_parsed(text) for text in lines.read_text().splitlines()] if lines.exists() else []
+    said = read_records(lines) if lines.exists() else []
     sessions = {line["number"]: line for line in said if line.get("kind") == "session"}
     listed = {(one["cell"], one["number"]): one for one in read("trial", trials)}
     cells = {one["cell"]: one for one in read("cell", trials)}
@@ -34,13 +34,6 @@ def add_computed(tables: Tables, lines: Path = LINES, trials: Path = LIST) -> No
         tables.runs.append(
             _run(tables, line, listed[place], cell, clusters[cell["cluster"]], sessions[line["session"]])
         )
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return {}  # the last words of a process that was killed
 
 
 def _run(tables: Tables, line: Row, trial: Record, cell: Record, cluster: Record, session: Row) -> Row:

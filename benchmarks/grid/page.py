@@ -21,6 +21,7 @@ from grid.join import TARGET, Curve, curves_of, entries
 from grid.tables import Joined, markdown, tables
 from grid.trials import read
 from house.versions import machine
+from tasc.accuracy_book import read_records
 
 from pliant.cli.page import document, plot, require_plotly, table
 from pliant.spec.files import write_atomically
@@ -37,8 +38,7 @@ INTRODUCTION = (
 
 def lines(path: Path | None, *kinds: str) -> list[Record]:
     """Return the lines of some kinds."""
-    records = [json.loads(line) for line in path.read_text().splitlines() if line.strip()] if path else []
-    return [record for record in records if record["kind"] in kinds]
+    return [record for record in (read_records(path) if path else ()) if record["kind"] in kinds]
 
 
 def measured(records: list[Record]) -> str:

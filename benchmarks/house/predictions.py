@@ -34,6 +34,10 @@ from pliant.network import EmulatedCluster, emulate_cluster
 from pliant.spec.files import write_atomically
 from pliant_bench.harness.setup import MARK
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+from tasc.accuracy_book import append_record, read_records
+
 HOSTS = 4
 AFTER, DEFAULTS, BEFORE = "after", "after, with defaults", "before"
 HOUSE = Path(__file__).parent
@@ -45,14 +49,12 @@ class Book:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lines = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+        self.lines = read_records(path) if path.exists() else []
 
     def write(self, line: dict) -> None:
         """Keep a line."""
         self.lines.append(line)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        append_record(self.path, line)
 
     def left(self, rate: str, model: str, algorithms: list[str]) -> list[str]:
         """Return the algorithms that were not measured on a model at a rate."""

@@ -14,9 +14,9 @@ in the file; the same command goes on where it stopped. The last line of a mutan
 
 import argparse
 import fnmatch
-import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -28,20 +28,17 @@ from drawing import draw_c, draw_python
 from mutant import CannotApplyError, Mutant, read, write
 from trying import Copy
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+from tasc.accuracy_book import append_record, read_records
+
 ROOT = Path(__file__).parents[2]
 DRAWN = Path(__file__).with_name("drawn_seed1.jsonl")
 
 
 def results(path: Path) -> dict[str, dict[str, Any]]:
     """Return the last line of each mutant: id -> line. What was cut off is left out."""
-    found: dict[str, dict[str, Any]] = {}
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        found[record["id"]] = record
-    return found
+    return {record["id"]: record for record in read_records(path)} if path.exists() else {}
 
 
 def due(mutants: Sequence[Mutant], done: dict[str, dict[str, Any]], *, whole: bool, again: bool) -> list[Mutant]:
@@ -112,8 +109,7 @@ def run(arguments: argparse.Namespace) -> None:
             except CannotApplyError as error:
                 record |= {"verdict": "gone", "by": str(error)}
             record |= {"seconds": round(time.monotonic() - start_s), "commit": commit.strip()}
-            with arguments.out.open("a") as file:
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            append_record(arguments.out, record)
             print(m.id, record["verdict"], record["by"], flush=True)
 
 

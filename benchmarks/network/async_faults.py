@@ -131,10 +131,11 @@ def carry_out(trial: Trial) -> dict[str, Any]:
             time.sleep(trial.part * (trial.pause_s + 0.005))
             ranks.processes[trial.victim].kill()
             struck_s = time.monotonic()
+            went_on = True
             if trial.elastic:
-                for rank in others:
-                    now = ranks.told(rank).get("steps", 0)
-                    ranks.wait_for_steps(rank, now + GO_ON_STEPS, WITHIN_S)
+                wanted = {rank: ranks.told(rank).get("steps", 0) + GO_ON_STEPS for rank in others}
+                for rank, steps in wanted.items():
+                    went_on &= ranks.wait_for_steps(rank, steps, struck_s + WITHIN_S - time.monotonic())
                 ranks.end()
             ended = ranks.wait(others, struck_s + WITHIN_S + (WITHIN_S if trial.elastic else 0.0))
             took_s = time.monotonic() - struck_s
@@ -142,7 +143,7 @@ def carry_out(trial: Trial) -> dict[str, Any]:
             ranks.kill()
         told = [ranks.told(rank) for rank in others]
         if trial.elastic:
-            passed = ended and all(each.get("ended") == "closed" for each in told)
+            passed = went_on and ended and all(each.get("ended") == "closed" for each in told)
         else:
             passed = ended and all(trial.victim in each.get("lost", ()) for each in told)
         logs = [] if passed else [ranks.log(rank) for rank in others]

@@ -22,6 +22,10 @@ from typing import Any
 
 from pliant.spec.units import parse_rate, parse_time
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+from tasc.accuracy_book import append_record, read_records
+
 RANK = Path(__file__).with_name("striping_rank.py")
 LINKS = "1gbit:50ms,300mbit:125ms,1gbit:0ms"
 CONNECTIONS = "1,2,4,8,16,32"
@@ -104,7 +108,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="measure the links before each trial")
     parser.add_argument("--table", action="store_true", help="only print the table of what is there")
     options = parser.parse_args()
-    rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    rows = read_records(options.out) if options.out.exists() else []
     done = {key_of(row) for row in rows if "error" not in row}
     for trial in [] if options.table else trials(options.links, options.connections, options.arms):
         if key_of(trial) in done:
@@ -113,8 +117,7 @@ def main() -> None:
         at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         row = {**trial, "bytes": options.bytes, "at": at, "load": os.getloadavg()[0], **run(trial, options)}
         rows.append(row)
-        with options.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        append_record(options.out, row)
         said = row.get("error") or f"warm {share(row, row['warm_s']):.0%}"
         print(*key_of(trial), said, f"in {time.perf_counter() - start_s:.0f} s", flush=True)
     print(table(rows))

@@ -30,6 +30,10 @@ from pliant_bench.harness.setup import MARK
 from pliant_bench.harness.wire import busiest
 from pliant_bench.models import Vgg
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+from tasc.accuracy_book import append_record, read_records
+
 HOSTS, WANTED = 4, 1.05
 ARMS = ("ddp", "allreduce", "sharded_optimizer", "sharded_optimizer(cut=whole)")
 """The last is what owners did before parameters were cut."""
@@ -99,8 +103,7 @@ def measure(path: Path, models: list[str], num_rounds: int, num_steps: int, rate
         def keep(rank: int, line: str) -> None:
             if rank == 0 and line.startswith(MARK):
                 said = json.loads(line.removeprefix(MARK))
-                with path.open("a") as file:
-                    file.write(json.dumps({**said, "rate": rate, "hosts": HOSTS, "steps": num_steps}) + "\n")
+                append_record(path, {**said, "rate": rate, "hosts": HOSTS, "steps": num_steps})
             elif line.strip():
                 print(f"[{rank}] {line}", file=sys.stderr)
 
@@ -113,7 +116,7 @@ def measure(path: Path, models: list[str], num_rounds: int, num_steps: int, rate
 
 def turns(path: Path) -> list[dict[str, Any]]:
     """Return all turns; of a round that was made anew the last."""
-    lines = map(json.loads, path.read_text().splitlines()) if path.exists() else []
+    lines = read_records(path) if path.exists() else []
     return list({(turn["model"], turn["round"], turn["arm"]): turn for turn in lines}.values())
 
 

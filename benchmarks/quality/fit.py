@@ -16,6 +16,7 @@ import argparse
 import json
 import math
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -23,6 +24,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pliant.planner.steps_ratios import STEPS_RATIOS_PATH
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from tasc.accuracy_book import read_records
 
 MOST_RATIO = 2.0
 """Ratio that a training which has not reached its target counts as: it would be at least this."""
@@ -140,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds that a task needs")
     parser.add_argument("--write", action="store_true", help="write the planner's table")
     given = parser.parse_args(argv)
-    lines = [json.loads(line) for path in given.lines for line in path.read_text().splitlines()]
+    lines = [line for path in given.lines for line in read_records(path)]
     print(report(lines, given.tasks, given.seeds))
     if given.write:
         made = rows(lines, given.tasks, given.seeds)

@@ -87,8 +87,9 @@ def ratio(r: Record, theirs: str | None, ours: str | None) -> str:
 
 
 def links_share(r: Record, arm: str, records: Sequence[Record]) -> str:
-    """Return which part of an arm's step the links' limits are."""
-    free = next((f for f in records if f["cell"] == r["cell"] and f["rate"] == UNLIMITED), None)
+    """Return which part of an arm's step the links' limits are, beside what the same processes did without them."""
+    before = records[: records.index(r)]
+    free = next((f for f in reversed(before) if f["cell"] == r["cell"] and f["rate"] == UNLIMITED), None)
     if free is None or arm not in free["arms"] or arm not in r["arms"]:
         return "-"
     return f"{max(0.0, 1 - step_s(free, arm) / step_s(r, arm)):.0%}"

@@ -26,6 +26,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from schedules.meshes_rank import BYTES, MOST_CALLS, WINDOW_S
 from sharded.journal import show
+from tasc.accuracy_book import read_records
 
 from pliant.netmodel import Links, Overheads
 from pliant.schedules import candidates
@@ -98,8 +99,7 @@ def main() -> None:
     parser.add_argument("lines", type=Path, help="of `meshes.py`")
     parser.add_argument("--md", type=Path, help="the table")
     arguments = parser.parse_args()
-    records = [json.loads(line) for line in arguments.lines.read_text(encoding="utf-8").splitlines()]
-    show(table(records, " ".join(sys.argv)), arguments.md)
+    show(table(read_records(arguments.lines), " ".join(sys.argv)), arguments.md)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ the mean over seeds.
 
 import argparse
 import json
+import math
 import shlex
 import statistics
 import sys
@@ -33,11 +34,11 @@ PLAIN = LOSS[0].name
 
 
 def tuned(lines: Lines, steps: int) -> tuple[float | None, list[float]]:
-    """Return the learning rate, or None and those to try before it is known."""
+    """Return the learning rate, or None and those to try before it is known; none is as bad as one that failed."""
     found = {
-        r["lr"]: r["loss"]
+        r["lr"]: loss if math.isfinite(loss := r.get("loss", math.inf)) else math.inf
         for r in lines.records.values()
-        if (r["setting"], r["seed"], r["steps"]) == (PLAIN, SEEDS[0], steps) and "loss" in r
+        if (r["setting"], r["seed"], r["steps"]) == (PLAIN, SEEDS[0], steps)
     }
     if left := [lr for lr in FIRST_RATES if lr not in found]:
         return None, left

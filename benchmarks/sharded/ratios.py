@@ -85,7 +85,7 @@ def table(lines: Lines, command: str) -> str:
         mine = [(known[setting.name, seed], known[ROUNDED, seed]) for seed in seeds]
         if not mine:
             continue
-        reached = all(own["steps_to_target"] for own, _ in mine)
+        reached = all(each["steps_to_target"] for pair in mine for each in pair)
         over = [own["steps_to_target"] / base["steps_to_target"] for own, base in mine] if reached else []
         steps = " ".join(f"{own['steps_to_target']:.0f}" if own["steps_to_target"] else "-" for own, _ in mine)
         mean = f"{statistics.fmean(over):.3f}" if over else ""

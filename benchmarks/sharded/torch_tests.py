@@ -52,13 +52,15 @@ def run_class(file: Path, first: str, name: str, tests: Sequence[str], limit_s: 
         argv = ["pytest", "-p", "no:cacheprovider", "--rootdir", folder, f"--junitxml={report}"]
         argv += [f"{copy.name}::{name}::{test}" for test in tests]
         try:
-            subprocess.run(
+            done = subprocess.run(
                 [sys.executable, "-m", *argv], cwd=folder, env=env, capture_output=True, timeout=limit_s, check=False
             )
         except subprocess.TimeoutExpired:
             return dict.fromkeys(tests, ("hangs", f"after {limit_s:g} s, with the rest of its class"))
         cases = ElementTree.parse(report).getroot().iter("testcase") if report.exists() else ()
-        return {case.attrib["name"]: outcome(case) for case in cases}
+        last = (done.stdout + done.stderr).decode(errors="replace")[-_WHY_CHARS:]
+        unseen = "failed", f"pytest ended with {done.returncode}, and did not say how this one ended: {last}"
+        return dict.fromkeys(tests, unseen) | {case.attrib["name"]: outcome(case) for case in cases}
 
 
 def outcome(case: ElementTree.Element) -> tuple[str, str]:

@@ -8,6 +8,30 @@ from typing import Any
 Record = dict[str, Any]
 
 
+def read_records(path: Path) -> list[Record]:
+    """Return the records of a file, without a line that was cut off."""
+    found: list[Record] = []
+    for line in path.read_text().splitlines():
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue  # the last words of a process that was killed
+    return found
+
+
+def append_record(path: Path, record: Record) -> None:
+    """Append a record by one write, after a line that may have been cut off, and have it on disk on return."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        size = os.fstat(file).st_size
+        cut_off = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+        os.write(file, ("\n" * cut_off + json.dumps(record) + "\n").encode())
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
 class Book:
     """What has been measured. A record's kind, and what it is about, are its key; the first of a key counts.
 
@@ -21,11 +45,7 @@ class Book:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.records: dict[tuple[Any, ...], Record] = {}
-        for line in path.read_text().splitlines() if path.exists() else []:
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue  # the last words of a process that was killed
+        for record in read_records(path) if path.exists() else ():
             self.records.setdefault(self.key_of(record), record)
 
     @classmethod
@@ -42,14 +62,6 @@ class Book:
         return [record for record in self.records.values() if record["kind"] == kind]
 
     def add(self, record: Record) -> Record:
-        """Append a record by one write, after a line that may have been cut off, and have it on disk on return."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            size = os.fstat(file).st_size
-            cut_off = size > 0 and os.pread(file, 1, size - 1) != b"\n"
-            os.write(file, ("\n" * cut_off + json.dumps(record) + "\n").encode())
-            os.fsync(file)
-        finally:
-            os.close(file)
+        """Append a record, see `append_record`; return that of its key which counts."""
+        append_record(self._path, record)
         return self.records.setdefault(self.key_of(record), record)

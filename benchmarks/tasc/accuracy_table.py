@@ -9,7 +9,7 @@ from accuracy_book import Record
 from pliant_bench.harness.metric import METRICS, Metric
 
 _RESAMPLES = 10_000
-METRIC = {"images": METRICS["images"], "language": METRICS["lm"]}
+METRIC = {"images": METRICS["images"], "large": METRICS["images"], "language": METRICS["lm"]}
 
 
 def interval(differences: Sequence[float], share: float = 0.95) -> tuple[float, float]:

@@ -22,8 +22,6 @@ def link(source="a", target="b", bytes_per_s=1e6, **figures):
     ("topology", "words"),
     [
         (Topology(hosts=tuple(Host(name=str(k)) for k in range(300))), "300 hosts, but at most 250"),
-        (Topology(hosts=AB, links=(link(target="a"),)), "a link from a to itself"),
-        (Topology(hosts=AB, links=(link(), link(bytes_per_s=2e6))), "2 links from a to b; leave one"),
         (Topology(hosts=AB, links=(link(bytes_per_s=9.0),)), r"a to b has 72bit, .* at least 8kbit \(--scale"),
         (Topology(hosts=(Host(name="a", send_bytes_per_s=9.0),)), "a out has 72bit"),
         (Topology(hosts=AB, links=(link(bytes_per_s=1e9, latency_s=0.5),)), "330251 packets on their way, but at most"),

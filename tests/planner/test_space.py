@@ -254,20 +254,20 @@ def test_agreed_blocks_go_by_a_schedule_where_others_do():
     assert simulate(by_schedule, WORKLOAD, topology).step_s < simulate(ring, WORKLOAD, topology).step_s
 
 
-def test_a_schedule_is_chosen_for_the_pause_before_its_sums(monkeypatch):
+def test_a_schedule_is_chosen_for_the_machines_and_the_pause_before_its_sums(monkeypatch):
     """Windows that a pause has closed make each round dear, as the simulator says of the same plan."""
     asked = []
 
     def note(num_bytes, topology, overheads, *, is_coded):
-        asked.append(overheads.pause_s)
+        asked.append((overheads.pause_s, overheads.nccl))
 
     monkeypatch.setattr(schedules, "fastest_schedule", note)
-    hosts = tuple(Host(name=f"h{k}", delay_s=0.1) for k in range(3))
+    hosts = tuple(Host(name=f"h{k}", delay_s=0.1, machine="t4") for k in range(3))
     work = replace(WORKLOAD, forward_s=2.0, backward_s=1.0, step_s=0.5)
     for node in ("allreduce(schedule=auto)", "local_sgd(period=4, averaging=allreduce(schedule=auto))"):
         with_schedules(plan_of(parse(node)), work, Topology(hosts=hosts))
     first_s = min(tensor.ready_s for tensor in work.tensors)
-    assert asked == [2.5 + first_s, 4 * 3.5]
+    assert asked == [(2.5 + first_s, "pcie"), (4 * 3.5, "pcie")]
 
 
 @pytest.fixture(params=["float32", "bfloat16"])

@@ -122,6 +122,27 @@ def test_gradients_of_shards_do_not_wait_for_the_end_of_backward(node):
         simulate(plan, blocks(num_shards=2), cluster(2, ranks=2))
 
 
+@pytest.mark.parametrize("replicas", ["allreduce", "bytegrad"])
+def test_replicas_of_all_shards_exchange_side_by_side(replicas):
+    """So their delays pass once, however many ranks share a model; hosts of one rank each hold all of it."""
+
+    def delays_s(num_shards):
+        topology = cluster(2, 1e30, 0.05, ranks=num_shards)
+        context = context_for(blocks(num_shards=num_shards), topology, IDEAL, ())
+        gradients = prepare(plan_for(p.sharded(replicas=replicas)), context, BUCKET_BYTES).gradients
+        return sum(each.seconds for _, _, each in gradients if each.label.startswith("bucket"))
+
+    assert delays_s(2) == pytest.approx(delays_s(1), rel=1e-6)
+    assert delays_s(1) >= 0.1
+
+
+@pytest.mark.parametrize("gradients", [None, "bytegrad"])
+def test_replicas_that_are_left_to_torch_send_what_an_exact_average_sends(gradients):
+    torchs, exact = p.sharded(gradients=gradients), p.sharded(gradients=gradients, replicas="allreduce")
+    found = [simulate(plan_for(node), blocks(num_shards=2), cluster(2, ranks=2)) for node in (torchs, exact)]
+    assert found[0].sent_bytes == found[1].sent_bytes
+
+
 def test_traces_show_the_parts():
     names = {event.name for event in predicted("int8").timeline.events if event.kind == "exchange"}
     assert {"weights of bucket 0", "weights again of bucket 0", "gradients of bucket 0", "findings"} <= names

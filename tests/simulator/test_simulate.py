@@ -11,6 +11,8 @@ import pliant as p
 from pliant.netmodel import BucketBatch, DenseExchange, Links, PointToPoint
 from pliant.simulator import IDEAL, KEYS, Overheads, simulate, simulate_many, workload_named
 from pliant.simulator.collective_rounds import average, ring, tree
+from pliant.simulator.prepared import prepare
+from pliant.simulator.simulate import context_for
 from pliant.simulator.traffic import inside_groups, traffic_of
 from pliant.spec import Custom, Link, Rack, Rule, SyncPlan, from_json, to_json
 from tables import ALGORITHMS, BETWEEN_STEPS
@@ -318,6 +320,16 @@ def test_ranks_that_share_cpus_work_longer_for_exchanges(name):
 def test_owners_divide_the_optimizer():
     found = simulate(PLANS["sharded_optimizer"], even(8, 10_000, step_s=0.4), cluster(4, 1e12), overheads=IDEAL)
     assert found.step_s == pytest.approx(0.3 + 0.4 / 4, rel=1e-3)
+
+
+def test_a_table_with_sparse_gradients_costs_a_server_nothing():
+    def served_s(num_rows):
+        table = replace(even().tensors[-1], shape=(num_rows, 8), sparse_rows=4.0)
+        workload = replace(even(2, step_s=0.0), tensors=(*even(2).tensors, table))
+        served = prepare(plan_for(p.bounded_staleness(0)), context_for(workload, cluster(2), None, ()), 1 << 20).served
+        return 0.0 if served is None else served.seconds
+
+    assert 0 < served_s(1_000_000) == served_s(1_000)
 
 
 @pytest.mark.parametrize("size", [4, 16, 64])

@@ -132,6 +132,12 @@ SHARDED = [
 ]
 
 
+def test_settings_of_codecs_are_printed_with_all_their_digits():
+    for settings in ({"ratio": 1 / 130}, {"ratio": 0.1, "block": 1 << 20}):
+        node = AllGather(codec=CodecSpec(name="blocktopk", settings=settings))
+        assert parse(str(node)) == node
+
+
 @pytest.mark.parametrize("node", SHARDED, ids=str)
 def test_nodes_of_sharded_models_survive_json_and_text(node):
     survives(node)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -10,9 +11,23 @@ from test_records import PLAN, RECORDS, TOPOLOGY
 
 from pliant.planner.genome import Gene, Genome
 from pliant.simulator import Overheads
-from pliant.spec import Event, Host, Link, Match, Schedule, TensorSpec, Workload, from_json, load, save, to_json
+from pliant.spec import (
+    Event,
+    Host,
+    Link,
+    Match,
+    Schedule,
+    TensorSpec,
+    Topology,
+    Workload,
+    from_json,
+    load,
+    save,
+    to_json,
+)
 from pliant.spec.reading import MOST_BYTES, parse_json
 
+AB, LINK = (Host(name="a"), Host(name="b")), Link(source="a", target="b", bytes_per_s=1.0, latency_s=0.0)
 EVERY = [*RECORDS, Overheads(), Genome(base=Gene("exact", {"bits": 32}))]
 KINDS = sorted({type(record) for record in EVERY}, key=lambda kind: kind.__name__)
 TEXTS = {
@@ -129,7 +144,10 @@ def test_any_text_is_parsed_or_refused(text):
         (lambda: Event(rank=-1, step=0, kind="wait", name="e", start_s=0.0, end_s=0.0), "at least 0"),
         (lambda: Event(rank=0, step=0, kind="wait", name="e", start_s=1.0, end_s=0.0), "not before its start"),
         (lambda: Event(rank=0, step=0, kind="wait", name="e", start_s=0.0, end_s=0.0, sent_bytes=-1), "less than 0"),
+        (lambda: Topology(hosts=AB, links=(LINK, replace(LINK, bytes_per_s=2.0))), "two links from 'a' to 'b'; leave"),
+        (lambda: Topology(hosts=AB, links=(replace(LINK, target="a"),)), "a link from 'a' to itself"),
         (lambda: Match(min_numel=-1), "neither can be negative"),
+        (lambda: Match(min_numel=10, max_numel=9), "for 10 to 9 elements; .* the first is at most the second"),
         (lambda: Schedule(name="s", num_ranks=0, num_blocks=1, rounds=()), "ranks are 1 to"),
     ],
 )  # fmt: skip

@@ -17,12 +17,17 @@ from pliant.spec import (
     AllReduce,
     CodecSpec,
     CurvatureSpec,
+    EmbeddingPlan,
+    Graph,
+    Match,
     OptimizerState,
     Outer,
     Placement,
     ReduceScatter,
     Selection,
     SyncPlan,
+    Table,
+    TableLayout,
     Target,
     from_json,
 )
@@ -48,6 +53,14 @@ NEEDED = {
     "Target": {"of": "exposed_s", "value": 1.0, "floor": 5e-324, "ceiling": 1.0},
     "Selection": {"rescore": 1 << 20},
     "CurvatureSpec": {"max_interval": 1 << 20},
+    "Table": {"name": "t", "num_rows": 1, "dim": 1},
+    "TableLayout": {"kind": "rows"},
+    "EmbeddingPlan": {
+        "tables": (Table(name="t", num_rows=1, dim=1),),
+        "layouts": (TableLayout(kind="rows"),),
+        "num_ranks": 1,
+        "batch_size": 1,
+    },
 }
 """Fields that a record must have, or with which the bounds of another one stand."""
 BESIDE = {
@@ -59,6 +72,7 @@ BESIDE = {
 """Field -> record -> what its bounds need beside those, and other fields do not."""
 RECORDS = [*NODES.values()]
 RECORDS += [OptimizerState, Outer, Placement, Target, Selection, CurvatureSpec, ReduceScatter]
+RECORDS += [Graph, Match, SyncPlan, Table, TableLayout, EmbeddingPlan]
 
 
 def beyond(accepted):
@@ -139,6 +153,21 @@ def test_a_field_of_few_words_refuses_others(kind):
         if typing.get_origin(hints[field.name]) is Literal:
             with pytest.raises(ValueError, match=rf"^invalid {kind.__name__}: {field.name} must be one of .*'nothing'"):
                 kind(**{**NEEDED.get(kind.__name__, {}), field.name: "nothing"})
+
+
+def counts():
+    """Yield every field that holds integers, or a tuple of them."""
+    for kind in RECORDS:
+        hints = typing.get_type_hints(kind).items()
+        yield from ((kind, name) for name, hint in hints if hint in (int, int | None, tuple[int, ...]))
+
+
+@pytest.mark.parametrize(("kind", "name"), [*counts()], ids=lambda v: getattr(v, "__name__", v))
+def test_a_count_has_no_fraction(kind, name):
+    """JSON would not read it again, and 2.5 steps would be 3 or 2."""
+    value = (4096.5,) if typing.get_origin(typing.get_type_hints(kind)[name]) is tuple else 4096.5
+    with pytest.raises(ValueError, match=rf"^invalid {kind.__name__}: {name} must be a whole number, got \(?4096\.5"):
+        kind(**{**NEEDED.get(kind.__name__, {}), name: value})
 
 
 def test_ranges_say_what_they_are():

@@ -289,6 +289,12 @@ def test_units_print_what_they_parse(value):
     assert parse_bytes(format_bytes(value)) == pytest.approx(value, rel=0.01, abs=1)
     assert parse_rate(format_rate(value)) == pytest.approx(value, rel=0.01)
     assert parse_time(format_time(value * 1e-6)) == pytest.approx(value * 1e-6, rel=0.01)
+    assert not any("e" in text for text in (format_bytes(value), format_rate(value), format_time(value * 1e-6)))
+
+
+def test_units_that_are_rounded_up_to_the_next_are_written_in_it():
+    assert (format_bytes(999_700), format_rate(999.7e6 / 8), format_time(0.9997)) == ("1MB", "1gbit", "1s")
+    assert (format_bytes(999_400), format_time(4000), format_bytes(2.5e12)) == ("999KB", "4000s", "2500GB")
 
 
 def test_units_as_people_write_them():

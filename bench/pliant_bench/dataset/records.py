@@ -78,8 +78,15 @@ class NetworkRow:
     """Whether each host has a link of its own, or all ranks are on loopback."""
 
     def __post_init__(self) -> None:
-        if self.topology.racks:
-            raise ValueError("the network has racks, but the data set has no column for them; give hosts alone.")
+        t = self.topology
+        hosts = tuple(replace(host, machine="") for host in t.hosts)
+        links = tuple(replace(link, jitter_s=0.0, loss=0.0) for link in t.links)
+        if t != Topology(hosts=hosts, links=links, provenance=t.provenance):
+            raise ValueError(
+                "the network has racks, machines, CPUs of all ranks, jitters, losses, or connections, windows and "
+                "restarts of their own, for which the data set has no column; give hosts and links with rates and "
+                "delays alone."
+            )
 
     @property
     def id(self) -> str:

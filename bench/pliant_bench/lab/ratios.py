@@ -53,6 +53,8 @@ def step_reaching(curve: Curve, target: float) -> float | None:
 def tuned_rate(first: float, loss_at: Callable[[float], float]) -> tuple[float, dict[float, float]]:
     """Return the learning rate whose neighbours at half and at twice it are both worse, and the loss at each one tried.
 
+    Of two neighbours with equal losses, which are better than those beside them, it is one.
+
     Args:
         first: Rate to begin with.
         loss_at: Trains at a rate and returns the loss; more than any other where it diverges.
@@ -68,11 +70,12 @@ def tuned_rate(first: float, loss_at: Callable[[float], float]) -> tuple[float, 
     place = 0
     while len(losses) < _MOST_RATES:
         near = [first * _FACTOR**k for k in (place, place - 1, place + 1)]
+        came_back = losses.keys() >= {*near}  # from a neighbour whose loss is the same
         for rate in near:
             if rate not in losses:
                 losses[rate] = loss_at(rate)
         best = min(near, key=losses.__getitem__)
-        if best == near[0] and losses[near[0]] < min(losses[near[1]], losses[near[2]]):
+        if best == near[0] and (came_back or losses[best] < min(losses[near[1]], losses[near[2]])):
             return best, dict(sorted(losses.items()))
         place += 1 if best == near[2] else -1
     raise ValueError(f"no learning rate from {min(losses):g} to {max(losses):g} is better than both its neighbours.")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pliant.spec.reading import made_by, read_json
-from pliant_bench.harness.metric import METRICS
+from pliant_bench.harness.metric import METRICS, Metric
 
 __all__ = ["EXACT_PEERS", "CellRow", "Trained", "cell_rows", "grid_rows", "is_ours", "read_trained"]
 
@@ -63,9 +63,17 @@ class CellRow:
 
 
 def read_trained(paths: Sequence[Path]) -> dict[str, Trained]:
-    """Return arm -> what files of `pliant bench --train --json` say. Raises ValueError for any other file."""
-    trained: dict[str, Trained] = {}
+    """Return arm -> what files of `pliant bench --train --json` say together.
+
+    Trainings of an arm in several files count as seeds of one. Each is held against 16-bit DDP of the same seed in its
+    own file, or else in another one.
+
+    Raises:
+        ValueError: A file is another one, or is of another model or target.
+
+    """
     kinds: set[tuple[str, float]] = set()
+    metric, files = METRICS["images"], list[list[Record]]()
     for path in paths:
         result = read_json(path)
         with made_by("pliant bench --train --json", path):
@@ -73,36 +81,40 @@ def read_trained(paths: Sequence[Path]) -> dict[str, Trained]:
             if setup["mode"] != "train":
                 raise ValueError(f"--accuracy {path} is a benchmark of mode {setup['mode']}; give one of --train.")
             kinds.add((setup["models"][0], float(setup.get("target", setup.get("target_accuracy")))))
-            trained |= _of_file(result)
+            metric = METRICS[setup.get("task", "images")]
+            files.append([r for r in result["records"] if r["kind"] == "train"])
     if len(kinds) > 1:
         found = ", ".join(f"{model} to {target:g}" for model, target in sorted(kinds))
         raise ValueError(f"--accuracy files are of different trainings ({found}); give files of one model and target.")
-    return trained
+    with made_by("pliant bench --train --json", " or ".join(map(str, paths))):
+        return {arm: _trained(*kind, metric, runs) for kind in kinds for arm, runs in _by_arm(metric, files).items()}
 
 
-def _of_file(result: Record) -> dict[str, Trained]:
-    setup = result["setup"]
-    metric = METRICS[setup.get("task", "images")]
-    target, final = setup.get("target", setup.get("target_accuracy")), f"final_{metric.name}"
-    by_arm: dict[str, list[Record]] = {}
-    for r in result["records"]:
-        if r["kind"] == "train":
-            by_arm.setdefault(r["arm"], []).append(r)
-    base = {r["seed"]: r[final] for r in by_arm.get("ddp-bf16", []) if not r["capped"]}
-    trained: dict[str, Trained] = {}
-    for arm, runs in by_arm.items():
-        steps = [metric.step_to(target, r["curve"]) for r in runs]
-        reached = [step for step in steps if step is not None]
-        capped = any(r["capped"] for r in runs)  # its end is not that of the others
-        gaps = [] if capped else [metric.gap(r[final], base[r["seed"]]) for r in runs if r["seed"] in base]
-        gap = statistics.mean(gaps) if gaps else None
-        trained[arm] = Trained(
-            model=setup["models"][0],
-            steps=statistics.mean(reached) if len(reached) == len(runs) else None,
-            gap=gap,
-            keeps=not capped and (gap is None or gap >= -metric.tolerance),
-        )
-    return trained
+def _by_arm(metric: Metric, files: Sequence[Sequence[Record]]) -> dict[str, list[tuple[Record, float | None]]]:
+    """Return arm -> its trainings, each with its gap to 16-bit DDP of the same seed, if there is any."""
+    final = f"final_{metric.name}"
+    own = [{r["seed"]: r[final] for r in runs if r["arm"] == "ddp-bf16" and not r["capped"]} for runs in files]
+    anywhere = {seed: value for each in reversed(own) for seed, value in each.items()}
+    found: dict[str, list[tuple[Record, float | None]]] = {}
+    for runs, beside in zip(files, own, strict=True):
+        for r in runs:
+            base = beside.get(r["seed"], anywhere.get(r["seed"]))
+            found.setdefault(r["arm"], []).append((r, None if base is None else metric.gap(r[final], base)))
+    return found
+
+
+def _trained(model: str, target: float, metric: Metric, runs: Sequence[tuple[Record, float | None]]) -> Trained:
+    steps = [metric.step_to(target, r["curve"]) for r, _ in runs]
+    reached = [step for step in steps if step is not None]
+    capped = any(r["capped"] for r, _ in runs)  # its end is not that of the others
+    gaps = [] if capped else [gap for _, gap in runs if gap is not None]
+    gap = statistics.mean(gaps) if gaps else None
+    return Trained(
+        model=model,
+        steps=statistics.mean(reached) if len(reached) == len(runs) else None,
+        gap=gap,
+        keeps=not capped and (gap is None or gap >= -metric.tolerance),
+    )
 
 
 def grid_rows(result: Record) -> tuple[list[CellRow], dict[str, Trained]]:

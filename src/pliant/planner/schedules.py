@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pliant.layouts.division import WEIGHT_BUCKET_NUMEL, factor_shape
 from pliant.layouts.payloads import payload_bytes
-from pliant.netmodel import Overheads
+from pliant.netmodel import Overheads, overheads_of
 from pliant.planner.genome import Genome
 from pliant.schedules.dense import fastest_schedule
 from pliant.schedules.owned import fastest_owner_schedule
@@ -50,7 +50,7 @@ def with_schedules(plan: SyncPlan, workload: Workload, topology: Topology) -> Sy
 
     def known(node: Exchange) -> Exchange:
         bucket = _bucket_of(node, plan, workload)
-        overheads = replace(Overheads(), pause_s=_pause_s(node, workload, plan))
+        overheads = replace(overheads_of(topology), pause_s=_pause_s(node, workload, plan))
         places = topology.one_rank_each if node.levels else topology
 
         def fastest(inner: Exchange) -> Scheduling | OwnerScheduling:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pliant.netmodel import KEYS, Floats, Overheads
+from pliant.netmodel import KEYS, Floats, Overheads, overheads_of
 from pliant.simulator.prepared import prepare
 from pliant.simulator.simulate import BUCKET_BYTES, context_for, run
 from pliant.spec import SyncPlan, Topology, Workload
@@ -19,7 +19,7 @@ class CostFeatures:
     Args:
         workload: The model and its times.
         topology: The ranks and their links.
-        overheads: Initial coefficients; defaults if None.
+        overheads: Initial coefficients; those of the machines that hosts name, or defaults, if None.
         slowdown: As in `simulate`.
 
     """
@@ -28,7 +28,7 @@ class CostFeatures:
         self, workload: Workload, topology: Topology, overheads: Overheads | None = None, slowdown: Sequence[float] = ()
     ) -> None:
         self._workload, self._topology, self._slowdown = workload, topology, slowdown
-        self._overheads = overheads or Overheads()
+        self._overheads = overheads or overheads_of(topology)
         self.coefficients = self._overheads.coefficients()
         """Seconds per unit of each of `KEYS`, (num_keys,)."""
 

@@ -140,7 +140,7 @@ def sums_inside(num_bytes: Floats, groups: Sequence[tuple[int, ...]]) -> list[Ro
         return []
     repeat = 2 * (most - 1)
     source, target, share = [], [], []
-    for group in groups:
+    for group in sorted(groups, key=len, reverse=True):  # the first ring has `ring_ranks`
         ranks = np.array(group if len(group) > 1 else (), dtype=np.int64)
         source.append(ranks)
         target.append(np.roll(ranks, -1))

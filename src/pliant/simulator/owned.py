@@ -1,6 +1,6 @@
 """Parts of tensors with owners: what each rank holds, steps and sends."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -78,7 +78,7 @@ def exchange_beside(
     step_s = np.array([context.workload.step_s * held.max() / max(1, whole) * context.slowest])
     some = [nodes[k] for k in parts]
     if some[0].staleness_bound is not None:
-        return _server_exchange(held[0], some[0].payload_codec, step_s, context)
+        return _server_exchange(held[0], _bytes_of(parts, context.workload), some[0].payload_codec, step_s, context)
     rounds = [
         each
         for node in distinct_nodes(some)
@@ -100,11 +100,11 @@ def _sums_at_owners(
 
 
 def _server_exchange(
-    numel: Floats, codec: CodecSpec | None, step_s: Floats, context: SimulationContext
+    numel: Floats, num_bytes: Floats, codec: CodecSpec | None, step_s: Floats, context: SimulationContext
 ) -> tuple[Round, ...]:
     """Return the round trip to servers: a head and gradients to each owner, its step, and float32 back."""
     num_ranks = context.num_ranks
-    before, most = {"reduce_bytes": _bytes_of(context.workload)}, numel.max(keepdims=True)
+    before, most = {"reduce_bytes": num_bytes}, numel.max(keepdims=True)
     added = {"reduce_bytes": 4 * most * num_ranks}
     if codec is not None:
         before[f"encode {codec.name}"] = numel.sum(keepdims=True)
@@ -116,5 +116,6 @@ def _server_exchange(
     return (work(before), *(replace(each, posted=True) for each in rounds))  # a thread of its own waits for questions
 
 
-def _bytes_of(workload: Workload) -> Floats:
-    return np.array([float(sum(tensor.numel * itemsize(tensor) for tensor in workload.tensors))])
+def _bytes_of(places: Iterable[int], workload: Workload) -> Floats:
+    held = (workload.tensors[k] for k in places)
+    return np.array([float(sum(tensor.numel * itemsize(tensor) for tensor in held))])

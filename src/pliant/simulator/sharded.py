@@ -1,5 +1,6 @@
 """Rounds of a model that is divided among ranks: gradients to their shards, weights to all."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -7,12 +8,11 @@ import numpy as np
 
 from pliant.layouts.shards import ALONE_BYTES, CHUNK_BYTES, coded_bytes
 from pliant.netmodel import BucketBatch, DenseExchange, Floats, PointToPoint, Round, passes, work
-from pliant.simulator.collective_rounds import ring
-from pliant.simulator.levels import sums_inside
-from pliant.simulator.rounds import all_reduce_rounds
-from pliant.spec import AllReduce, CodecSpec, Exchange, Host, ReduceScatter, Sharded, Topology, WeightGather
+from pliant.simulator.collective_rounds import among_ranks, ring
+from pliant.simulator.levels import groups_of, side_by_side, sums_inside
+from pliant.spec import CodecSpec, Exchange, Host, ReduceScatter, Sharded, Topology, WeightGather
 
-__all__ = ["ShardTraffic", "among_replicas", "exchanged", "shard_numels", "shard_traffic", "shards_of"]
+__all__ = ["ShardTraffic", "among_replicas", "exchanged", "of_all_shards", "shard_numels", "shard_traffic", "shards_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +37,11 @@ def shard_traffic(node: Sharded, batch: BucketBatch, topology: Topology) -> Shar
     shards, num_ranks = shards_of(node, topology, batch.num_shards), topology.num_ranks
     if node.gradients is None and len(shards) > 1:
         scatter = sums_inside(batch.numel * batch.itemsize, shards)  # torch's own, which over Gloo is an all-reduce
-        if node.replicas is None:
-            scatter += all_reduce_rounds(AllReduce(), replace(batch, numel=batch.numel / len(shards[0])), num_ranks, 0)
     else:
         scatter = _reduce_scatter_rounds(node.gradients, batch, shards, num_ranks)
+    if node.replicas is None and len(shards) > 1:  # torch's own, too
+        shard_bytes = np.ceil(batch.numel / len(shards[0])) * batch.itemsize
+        scatter += of_all_shards([ring(shard_bytes, len(shards))], shards, num_ranks)
     forward, backward = _gather_rounds(node.weights, batch, shards, num_ranks)
     return ShardTraffic(before_forward=forward, before_backward=backward, after_backward=tuple(scatter))
 
@@ -63,9 +64,9 @@ def shards_of(node: Sharded, topology: Topology, num_shards: int = 0) -> tuple[t
                 f"{num_ranks} share it."
             )
         return tuple(tuple(range(k, k + num_shards)) for k in range(0, num_ranks, num_shards))
-    hosts = tuple(tuple(topology.ranks_of(k)) for k in range(len(topology.hosts)))
     if node.replicas is None:
         return (tuple(range(topology.num_ranks)),)
+    hosts = _ranks_of_hosts(topology)
     if len({len(ranks) for ranks in hosts}) > 1:
         raise ValueError(
             f"the plan divides the model among the ranks of a host, but hosts have {[len(ranks) for ranks in hosts]} "
@@ -74,19 +75,27 @@ def shards_of(node: Sharded, topology: Topology, num_shards: int = 0) -> tuple[t
     return hosts
 
 
-def among_replicas(topology: Topology, shards: tuple[tuple[int, ...], ...]) -> tuple[Topology, list[list[int]]]:
-    """Return a topology of ranks that hold the same shard, and the ranks of each such set.
+def among_replicas(topology: Topology, shards: tuple[tuple[int, ...], ...]) -> Topology:
+    """Return a topology of ranks that hold the same shard.
 
     Args:
         topology: All ranks.
         shards: Ranks of each copy of the model.
 
     """
-    if shards == tuple(tuple(topology.ranks_of(k)) for k in range(len(topology.hosts))):
-        flat = Topology(hosts=tuple(replace(host, num_ranks=1) for host in topology.hosts), links=topology.links)
-    else:  # only the number of ranks counts for who sends what
-        flat = Topology(hosts=tuple(Host(name=f"replica {k}") for k in range(len(shards))))
-    return flat, [[ranks[s] for ranks in shards] for s in range(len(shards[0]))]
+    if shards == _ranks_of_hosts(topology):
+        return Topology(hosts=tuple(replace(host, num_ranks=1) for host in topology.hosts), links=topology.links)
+    # only the number of ranks counts for who sends what
+    return Topology(hosts=tuple(Host(name=f"replica {k}") for k in range(len(shards))))
+
+
+def _ranks_of_hosts(topology: Topology) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(ranks.tolist()) for ranks in groups_of("host", topology))
+
+
+def of_all_shards(rounds: Sequence[Round], shards: tuple[tuple[int, ...], ...], num_ranks: int) -> list[Round]:
+    """Let the ranks that hold the same shard do what 0, 1, ... do in `rounds`: those of all shards side by side."""
+    return side_by_side([among_ranks(rounds, np.array(ranks), num_ranks) for ranks in zip(*shards, strict=True)])
 
 
 def shard_numels(batch: BucketBatch, num_shards: int, *, padded: bool) -> Floats:

@@ -21,7 +21,7 @@ from pliant.simulator.rounds import (
 from pliant.simulator.scheduled import by_schedule
 from pliant.simulator.scheduled_codes import coded_sum_rounds
 from pliant.simulator.scheduled_owners import sums_and_norms
-from pliant.simulator.sharded import among_replicas, exchanged, shard_traffic, shards_of
+from pliant.simulator.sharded import among_replicas, exchanged, of_all_shards, shard_traffic, shards_of
 from pliant.simulator.visible import visible_rounds
 from pliant.spec import (
     Acco,
@@ -209,19 +209,15 @@ def _sharded(node: Sharded, batch: BucketBatch, topology: Topology, turn: int) -
 
 
 def _between_replicas(node: Sharded, batch: BucketBatch, topology: Topology, turn: int) -> ExchangeTraffic:
-    """Count what replicas send of a bucket: each rank a shard's part of it."""
+    """Count what replicas send of a bucket: each rank a shard's part of it, all at once."""
     shards, num_ranks = shards_of(node, topology, batch.num_shards), topology.num_ranks
     if node.replicas is None or len(shards) == 1:
         return ExchangeTraffic(task=())
     num_shards = len(shards[0])
-    flat, sets = among_replicas(topology, shards)
     shapes = tuple(tuple((-(-s[0] // num_shards), *s[1:]) if s else s for s in each) for each in batch.shapes)
     mine = replace(batch, numel=np.ceil(batch.numel / num_shards), shapes=shapes)
-    between = traffic_of(node.replicas, mine, flat, turn)
-    task, rest = (
-        tuple(r for ranks in sets for r in among_ranks(rounds, np.array(ranks), num_ranks))
-        for rounds in (between.task, between.rest)
-    )
+    between = traffic_of(node.replicas, mine, among_replicas(topology, shards), turn)
+    task, rest = (tuple(of_all_shards(rounds, shards, num_ranks)) for rounds in (between.task, between.rest))
     return ExchangeTraffic(task=task, rest=rest)
 
 

@@ -248,7 +248,7 @@ class CodecSpec:
         return self.settings.get(name, self.facts.settings[name].default)
 
     def __str__(self) -> str:
-        settings = ", ".join(f"{k}={v:g}" for k, v in self.settings.items())
+        settings = ", ".join(f"{k}={int(v) if v.is_integer() else v!r}" for k, v in self.settings.items())
         return f"{self.name}({settings})" if settings else self.name
 
 

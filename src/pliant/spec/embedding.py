@@ -2,9 +2,10 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 from pliant.spec.plain import LATER
+from pliant.spec.ranges import check_ranges
 
 __all__ = ["STATE_NUMBERS", "EmbeddingPlan", "Piece", "RowOptimizer", "Table", "TableLayout"]
 
@@ -33,6 +34,7 @@ class Table:
     one, which has the table's name."""
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         twice = [name for name, count in Counter(self.features).items() if count > 1]
         if twice:
             raise ValueError(f"table {self.name!r} has feature {twice[0]!r} twice; name each once.")
@@ -74,8 +76,9 @@ class TableLayout:
     distinct: bool = True
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         wanted = {"table": len(self.homes) == 1, "columns": len(self.homes) > 1}.get(self.kind, not self.homes)
-        if self.kind not in get_args(Kind) or not wanted:
+        if not wanted:
             raise ValueError(
                 f"a layout of kind {self.kind!r} has homes {self.homes}; a 'table' has one, 'columns' two or more, "
                 "'rows' and 'replicated' none."
@@ -117,6 +120,7 @@ class EmbeddingPlan:
     """Whether those gradients are summed inside hosts first, and only once between them."""
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if len(self.tables) != len(self.layouts) or not self.tables:
             raise ValueError(
                 f"there are {len(self.tables)} tables and {len(self.layouts)} layouts; each table needs its own."

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pliant.spec.ranges import Tried
+from pliant.spec.ranges import Tried, check_ranges
 
 __all__ = ["Graph", "Row"]
 
@@ -38,6 +38,7 @@ class Graph:
     """Rows of W, for `matrix`."""
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if (self.kind == "matrix") != bool(self.rows):
             raise ValueError(f"a graph of kind {self.kind!r} has {len(self.rows)} rows; rows are for 'matrix' alone.")
         for name, lines in (("row", self.rows), ("column", tuple(zip(*self.rows, strict=False)))):

@@ -3,13 +3,14 @@
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 from pliant.spec.exchange import Exchange, require
 from pliant.spec.files import canonical_hash
 from pliant.spec.format1 import FlatChoice, exchange_of
 from pliant.spec.gradients import AllReduce
 from pliant.spec.plain import LATER, build_record
+from pliant.spec.ranges import check_ranges
 from pliant.spec.weights import LocalSteps
 
 __all__ = ["Match", "Order", "Rule", "SparseWay", "SyncPlan"]
@@ -38,8 +39,12 @@ class Match:
     """0 means no upper limit."""
 
     def __post_init__(self) -> None:
-        if min(self.min_numel, self.max_numel) < 0:
-            raise ValueError(f"a rule is for {self.min_numel} to {self.max_numel} elements; neither can be negative.")
+        check_ranges(self)
+        if min(self.min_numel, self.max_numel) < 0 or 0 < self.max_numel < self.min_numel:
+            raise ValueError(
+                f"a rule is for {self.min_numel} to {self.max_numel} elements; neither can be negative, and the first "
+                "is at most the second, unless that is 0 for no limit."
+            )
 
     def __call__(self, name: str, layer: str, numel: int) -> bool:
         """Say whether a parameter with this full name, layer class and number of elements is selected."""
@@ -92,10 +97,7 @@ class SyncPlan:
     sparse: SparseWay = field(default="auto", metadata=LATER)
 
     def __post_init__(self) -> None:
-        if self.sparse not in get_args(SparseWay):
-            raise ValueError(
-                f"sparse gradients cannot go by {self.sparse!r}; a plan has one of {', '.join(get_args(SparseWay))}."
-            )
+        check_ranges(self)
         if not self.rules or self.rules[-1].match != Match():
             raise ValueError(
                 "the last rule of a plan must match every parameter, but this plan leaves some without an exchange; "

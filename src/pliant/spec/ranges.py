@@ -80,22 +80,22 @@ Decay = Annotated[float, Range(low=0, high=1, below=True)]
 def check_ranges(record: Any) -> None:
     """Raise ValueError for the first field of a record outside of the range, or the words, that its type declares.
 
-    A range of a tuple is one of its elements.
+    A range of a tuple is one of its elements. A field of integers refuses fractions, which no plan could be read with.
     """
     kind = type(record)
     for name, accepted in _declared(kind):
         value = getattr(record, name)
         for each in cast(tuple[Any, ...], value if isinstance(value, tuple) else (value,)):
             if each not in accepted:
-                said = accepted if isinstance(accepted, Range) else f"one of {', '.join(map(repr, accepted))}"
+                said = f"one of {', '.join(map(repr, accepted))}" if isinstance(accepted, tuple) else accepted
                 finite = " and finite" if each == math.inf else ""
                 raise ValueError(f"invalid {kind.__name__}: {name} must be {said}{finite}, got {_text(value)}.")
 
 
 @cache
-def _declared(kind: type) -> list[tuple[str, "Range | tuple[Any, ...]"]]:
-    """Return the fields of a record that have a range or a few words to choose from."""
-    found: list[tuple[str, Range | tuple[Any, ...]]] = []
+def _declared(kind: type) -> list[tuple[str, "Range | _WholeNumbers | tuple[Any, ...]"]]:
+    """Return the fields of a record that have a range or a few words to choose from, or are integers."""
+    found: list[tuple[str, Range | _WholeNumbers | tuple[Any, ...]]] = []
     for name, hint in typing.get_type_hints(kind, include_extras=True).items():
         metadata: tuple[Any, ...] = getattr(hint, "__metadata__", ())
         hint = hint.__origin__ if metadata else hint
@@ -104,7 +104,19 @@ def _declared(kind: type) -> list[tuple[str, "Range | tuple[Any, ...]"]]:
         elif words := [a for a in typing.get_args(hint) if typing.get_origin(a) is Literal]:
             found.append((name, _WordsOrRecord(typing.get_args(words[0]))))
         found += [(name, each) for each in metadata if isinstance(each, Range)]
+        kinds = typing.get_args(hint) or (hint,)
+        found += [(name, _WholeNumbers())] if int in kinds and float not in kinds else []
     return found
+
+
+class _WholeNumbers:
+    """Whatever has no fraction, whether its type is int or not."""
+
+    def __contains__(self, value: object) -> bool:
+        return not isinstance(value, float) or value.is_integer()
+
+    def __str__(self) -> str:
+        return "a whole number"
 
 
 class _WordsOrRecord(tuple[Any, ...]):

@@ -119,11 +119,7 @@ class Topology:
             raise ValueError(f"the topology has {self.num_ranks} ranks, but at most {_MOST_RANKS} are thought of.")
         if len(set(names)) != len(names):
             raise ValueError(f"two hosts have the same name among {', '.join(names)}; names must differ.")
-        for link in self.links:
-            for end in (link.source, link.target):
-                if end not in names:
-                    raise ValueError(f"a link names the host {end!r}, but the hosts are {', '.join(names)}.")
-
+        self._require_links(names)
         if not _sensible(self.window_bytes):
             raise ValueError(
                 f"the topology has windows of {self.window_bytes:g} bytes; that must be finite, and 0 or more."
@@ -134,6 +130,19 @@ class Topology:
             raise ValueError(f"the topology has {self.connections} connections between two ranks; give at least 1.")
         if self.racks:
             self._require_racks(names)
+
+    def _require_links(self, names: list[str]) -> None:
+        known, pairs = set(names), set[tuple[str, str]]()
+        for link in self.links:
+            pair = link.source, link.target
+            for end in pair:
+                if end not in known:
+                    raise ValueError(f"a link names the host {end!r}, but the hosts are {', '.join(names)}.")
+            if link.source == link.target:
+                raise ValueError(f"the topology has a link from {link.source!r} to itself; leave it out.")
+            if pair in pairs:
+                raise ValueError(f"the topology has two links from {link.source!r} to {link.target!r}; leave one.")
+            pairs.add(pair)
 
     def _require_racks(self, names: list[str]) -> None:
         racks = [rack.name for rack in self.racks]

@@ -50,10 +50,13 @@ def parse_share(text: str) -> float:
 
 
 def _format(value: float, scale: tuple[tuple[float, str], ...]) -> str:
-    for factor, unit in scale:
-        if abs(value) >= factor:
-            return f"{value / factor:.3g}{unit}"
-    return f"{value / scale[-1][0]:.3g}{scale[-1][1]}"
+    least, unit = scale[-1]
+    for factor, larger in scale:
+        if float(f"{abs(value) / factor:.3g}") >= 1:  # as it is printed, so that 999.7 of a unit are 1 of the next
+            least, unit = factor, larger
+            break
+    number = value / least
+    return f"{number:.3g}{unit}" if abs(number) < 999.5 else f"{number:.0f}{unit}"
 
 
 def format_bytes(num_bytes: float) -> str:
