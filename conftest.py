@@ -40,24 +40,28 @@ def pytest_sessionfinish():
             counted.save()
 
 
-MANY, ONE_IN = 6, 4
-SAMPLED = (
+MANY = 6
+ROOMS = (
     *("autotune", "collectives", "comm", "curvature", "engine", "processes", "profiling", "recsys", "sharded"),
-    *("simulator", "test_order.py"),
+    "simulator",
 )
-"""Rooms, and a file, whose cases are worlds of ranks, of which a law with many takes much of the first tier's time."""
+ONE_IN = {**dict.fromkeys(ROOMS, 6), "test_order.py": 4}
+"""Rooms, and a file, whose cases are worlds of ranks, of which a law with many takes much of the first tier's time.
+
+Of so many cases one stays.
+"""
 
 
-def sample(cases):
-    """Return one case in four, which together have each value of each argument about equally often.
+def sample(cases, one_in):
+    """Return one case in so many, which together have each value of each argument about equally often.
 
     A plain stride would meet only some values where it and their number have a common divisor. Laws begin at different
     cases, so that of one table each has its own rows.
     """
     begin = len(cases[0].originalname)
-    left = [case for k in range(ONE_IN) for case in cases[(begin + k) % ONE_IN :: ONE_IN]]
+    left = [case for k in range(one_in) for case in cases[(begin + k) % one_in :: one_in]]
     met, kept = Counter(), []
-    for _ in range(0, len(cases), ONE_IN):
+    for _ in range(0, len(cases), one_in):
         kept.append(min(left, key=lambda case: sum(met[value] for value in case.callspec.indices.items())))
         left.remove(kept[-1])
         met.update(kept[-1].callspec.indices.items())
@@ -72,11 +76,12 @@ def pytest_collection_modifyitems(items):
     laws = {}
     for item in items:
         place = item.path.relative_to(item.config.rootpath).parts[1:3]
-        if not {*place}.isdisjoint(SAMPLED) and item.get_closest_marker("extended") is None:
-            laws.setdefault((item.path, item.originalname), []).append(item)
-    for cases in laws.values():
+        one_in = next((ONE_IN[name] for name in place if name in ONE_IN), 0)
+        if one_in and item.get_closest_marker("extended") is None:
+            laws.setdefault((one_in, item.path, item.originalname), []).append(item)
+    for (one_in, *_), cases in laws.items():
         if len(cases) > MANY:
-            kept = set(sample(cases))
+            kept = set(sample(cases, one_in))
             for item in cases:
                 if item not in kept:
                     item.add_marker(pytest.mark.extended)
