@@ -1,3 +1,4 @@
+import gc
 import itertools
 from collections import Counter
 from contextlib import suppress
@@ -29,6 +30,12 @@ _folders = itertools.count()
 def _no_experience(monkeypatch, tmp_path_factory):
     """Let each test begin without what others, or the user, have kept in the cache folder; it is made when used."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / f"cache{next(_folders)}"))
+
+
+def pytest_collection_finish():
+    """Spare the garbage collector what lives as long as the process: torch, and all tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish():

@@ -77,7 +77,7 @@ def test_sums_and_what_comes_back_are_those_of_the_direct_way(shape):
     run_world(size, body)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.extended)])
 def test_training_by_a_schedule_is_training(size):
     """In float64, to rounding, and to the bit where sums are in the same order; ranks are equal to the bit."""
     model = start()
