@@ -5,8 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
+
+from cli.inside import run as run_inside
 
 pytestmark = pytest.mark.processes
 
@@ -27,13 +30,13 @@ def train(steps, num_models=1, after=lambda step: None):
 """
 
 
-def run(code, tmp_path, *arguments, command=None):
+def run(code, tmp_path, *arguments):
     """Run a script under `pliant run`; return its exit status, what it said, and the verdict's JSON."""
     folder = tmp_path / "tmp"
     folder.mkdir(exist_ok=True)
     (tmp_path / "script.py").write_text(code)
     report = tmp_path / "verdict.json"
-    words = command or [sys.executable, str(tmp_path / "script.py")]
+    words = [sys.executable, str(tmp_path / "script.py")]
     ended = subprocess.run(
         [sys.executable, "-m", "pliant", "run", "--json", str(report), *arguments, "--", *words],
         env={**os.environ, "TMPDIR": str(folder), "GLOO_SOCKET_IFNAME": "lo"},
@@ -153,7 +156,9 @@ def test_a_signal_reaches_the_script(tmp_path):
         ((), ["-c"], "the command after -- begins with '-c', which is an option"),
     ],
 )
-def test_a_wrong_word_is_said_before_anything_runs(arguments, command, sentence, tmp_path):
-    ended, out, err, verdict = run("", tmp_path, *arguments, command=command)
-    assert (ended, out, verdict) == (2, "", {})
-    assert sentence in " ".join(err.split())
+def test_a_wrong_word_is_said_before_anything_runs(arguments, command, sentence, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended = run_inside("run", "--json", tmp_path / "verdict.json", *arguments, "--", *command)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert sentence in " ".join(ended.stderr.split())
+    assert list(tmp_path.iterdir()) == []

@@ -159,7 +159,9 @@ def test_nothing_is_tried_where_nothing_is_predicted_to_pay(monkeypatch):
     assert all(text == other for *_, other in others)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == "mixed" else pytest.mark.extended) for kind in KINDS]
+)
 def test_a_plan_is_chosen_for_parameters_of_every_kind(kind, monkeypatch):
     monkeypatch.setattr(tuner, "_ENOUGH_S", 0.0)
     auto = pliant.Auto(watch=False, experience=None, max_trials=1, max_seconds=5, probe_s=0.1)
