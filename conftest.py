@@ -84,7 +84,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         place = item.path.relative_to(item.config.rootpath).parts[1:3]
         one_in = next((ONE_IN[name] for name in place if name in ONE_IN), 0)
-        if one_in and item.get_closest_marker("extended") is None:
+        if one_in and hasattr(item, "callspec") and item.get_closest_marker("extended") is None:
             laws.setdefault((one_in, item.path, item.originalname), []).append(item)
     for (one_in, *_), cases in laws.items():
         if len(cases) > MANY:
