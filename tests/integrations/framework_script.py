@@ -20,7 +20,7 @@ PLANS = {
 SAMPLED = pytest.mark.parametrize(
     "plans",
     [
-        pytest.param({name: PLANS[name] for name in ("onebit", "diloco")}, id="few"),
+        pytest.param({name: PLANS[name] for name in ("onebit", "streaming_diloco")}, id="few"),
         pytest.param(PLANS, id="all", marks=pytest.mark.extended),
     ],
 )

@@ -74,7 +74,7 @@ if PHASE == "first":
 else:
     same(name, train(name + "-killed", plan, True))
     from safetensors.torch import load_file
-    train("diloco-best", plans["diloco"], None, load_best_model_at_end=True, eval_steps=SAVE_AT)
+    train("diloco-best", pliant.diloco(3), None, load_best_model_at_end=True, eval_steps=SAVE_AT)
 dist.destroy_process_group()
 '''
 
