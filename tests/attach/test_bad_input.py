@@ -120,6 +120,7 @@ print('done')
     assert "The model is trained by one rank, so nothing is exchanged; start more ranks." in verdict["verdict"]
 
 
+@pytest.mark.extended  # the first tier has one that fails without a model
 def test_a_script_that_fails_between_steps_keeps_its_error(tmp_path):
     ended, _, err, verdict = run(f"{TRAIN}\ntrain(4)\nraise KeyError('mine')", tmp_path)
     assert ended == 1

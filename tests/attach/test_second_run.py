@@ -167,7 +167,9 @@ def test_a_second_run_takes_the_plan_of_the_first_with_few_trials_and_no_plain_s
     assert run(made_up, tmp_path)[3][1:] == (0, 0)  # the second has left as much as the first
 
 
-@pytest.mark.parametrize(("slower", "holds"), [(1.2, True), (1.4, False), (0.7, False)])
+@pytest.mark.parametrize(
+    ("slower", "holds"), [(1.2, True), (1.4, False), pytest.param(0.7, False, marks=pytest.mark.extended)]
+)
 def test_a_known_plan_that_takes_another_time_leads_to_plain_steps_and_a_probe(made_up, tmp_path, known, slower, holds):
     made_up.slower = slower
     verdict, _, _, (_, observed, probes) = run(made_up, tmp_path)
