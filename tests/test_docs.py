@@ -17,6 +17,7 @@ import pliant
 from pliant.cli.report.comparison import comparison, measured_of
 from pliant.codecs import BlockTopK, Int4, MinMax8, Natural, Qsgd, RandomK, Sign, Ternary, TopK
 from pliant.spec import Graph, SyncPlan, Timeline, load
+from processes.ranks import fork, said
 
 EXAMPLES = {name: sys.modules[getattr(pliant, name).__module__] for name in pliant.__all__}
 """Public name -> module that defines it."""
@@ -226,6 +227,15 @@ def test_scripts_of_the_first_pages_run_as_they_are(page):
         exec(compile(script, page, "exec"), {})
 
 
+@pytest.mark.processes
+def test_the_script_of_the_readme_runs_in_two_processes(tmp_path):
+    (script,) = _scripts("README.md")
+    ranks = fork(script, 2, tmp_path)
+    assert [rank.wait(timeout=250) for rank in ranks] == [0, 0], said(tmp_path, 0) + said(tmp_path, 1)
+    assert "onebit" in said(tmp_path, 0)
+
+
+@pytest.mark.extended
 def test_the_script_of_the_readme_runs_under_torchrun(tmp_path):
     (script,) = _scripts("README.md")
     file = tmp_path / "train.py"

@@ -2,14 +2,19 @@
 
 import ast
 import re
+import runpy
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(path for folder in ("tests", "bench/tests") for path in (ROOT / folder).rglob("*.py"))
 CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time"}
-files = pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+FOLDER = attrgetter("parent")
+FOLDERS = {str(folder.relative_to(ROOT)): [*paths] for folder, paths in groupby(sorted(FILES, key=FOLDER), FOLDER)}
 
 
 def is_clock(node):
@@ -33,8 +38,9 @@ def faults(source: str) -> list[str]:
     """Say what a file of tests does that it must not do, with lines."""
     found = []
     tree = ast.parse(source)
+    reads_a_clock = mentions(tree, ())
     for scope in ast.walk(tree):
-        if not isinstance(scope, (ast.FunctionDef, ast.Module)):
+        if not reads_a_clock or not isinstance(scope, (ast.FunctionDef, ast.Module)):
             continue
         timed = set()
         for _ in range(3):  # what follows from a reading of a clock, in a few steps
@@ -70,11 +76,10 @@ def faults(source: str) -> list[str]:
     return sorted(set(found))
 
 
-@files
-def test_time_decides_nothing(path):
-    if path.name == "waiting.py":  # the one place that waits
-        return
-    assert faults(path.read_text()) == []
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_time_decides_nothing(folder):
+    found = {path.name: faults(path.read_text()) for path in FOLDERS[folder] if path.name != "waiting.py"}  # waits
+    assert {name: its for name, its in found.items() if its} == {}
 
 
 def test_no_two_files_have_one_name():
@@ -109,6 +114,20 @@ def test_what_is_allowed_is_not_a_fault():
     sound = "def test():\n    start = time.monotonic()\n    print(start)\n    assert clock.now_s == 3"
     assert faults(sound) == []
     assert faults("@pytest.mark.skipif(old, reason='torch 2.11 has none')\ndef test():\n    pytest.skip('why')") == []
+
+
+def test_a_sample_of_cases_meets_each_value():
+    """Of 46 collectives on 4 sizes each collective once, and each size as often; of one argument, every fourth."""
+    sample = runpy.run_path(str(ROOT / "conftest.py"))["sample"]
+    cases = [
+        SimpleNamespace(originalname="law", callspec=SimpleNamespace(indices={"name": k % 46, "size": k // 46}))
+        for k in range(184)
+    ]
+    met = [case.callspec.indices for case in sample(cases, 4)]
+    assert sorted(each["name"] for each in met) == [*range(46)]
+    assert {sum(each["size"] == size for each in met) for size in range(4)} == {11, 12}
+    row = [each["name"] for each in (case.callspec.indices for case in sample(cases[:46], 4))]
+    assert row == [*range(3, 46, 4), 0]
 
 
 def test_emulated_hosts_are_where_the_script_looks_for_them():

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from importlib import import_module
 from importlib.util import find_spec
@@ -51,20 +52,11 @@ def test_all_names_what_a_module_offers(path):
         module = import_module(".".join(path.parent.relative_to(SOURCE.parent).parts))
         assert all(hasattr(module, name) for name in module.__all__)
         return
-    tree = ast.parse(path.read_text())
-    listed = (
-        next(
-            (
-                ast.literal_eval(node.value)
-                for node in tree.body
-                if isinstance(node, (ast.Assign, ast.AnnAssign))
-                and (node.targets[0] if isinstance(node, ast.Assign) else node.target).id == "__all__"
-            ),
-            None,
-        )
-        if any("__all__" in ast.dump(node) for node in tree.body)
-        else None
-    )
+    tree, listed = ast.parse(path.read_text()), None
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="__all__")]) | ast.AnnAssign(target=ast.Name(id="__all__")):
+                listed = ast.literal_eval(node.value)
     assert listed is not None, f"{path} has no __all__"
     assert len(set(listed)) == len(listed)
     defined = {
@@ -139,6 +131,7 @@ def test_they_start_without_torch_and_change_nothing():
     assert in_fresh_python(code).splitlines() == [f"{name} False True 1" for name in WITHOUT_TORCH]
 
 
+@cache
 def public_classes():
     """Return class -> modules of Pliant that define it."""
     found = {}
@@ -205,16 +198,21 @@ def imports_of(tree, modules):
 
 
 def test_modules_do_not_import_each_other_in_a_circle():
-    trees = {module_name(path): ast.parse(path.read_text()) for path in MODULES}
-    TopologicalSorter({name: set(imports_of(tree, trees)) - {name} for name, tree in trees.items()}).prepare()
+    names = {module_name(path): path for path in MODULES}
+    imports = {name: {*imports_of(ast.parse(path.read_text()), names)} - {name} for name, path in names.items()}
+    TopologicalSorter(imports).prepare()
 
 
 def test_a_class_is_abstract_or_final():
     """Who overrides a method has it from a base that nothing makes: empty moments, a protocol, an abstract class."""
-    trees = [ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")]
-    nodes = [node for tree in trees for node in ast.walk(tree)]
-    made = {ast.unparse(node.func).rpartition(".")[2] for node in nodes if isinstance(node, ast.Call)}
-    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+    made, classes = set(), {}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Name(id=name)) | ast.Call(func=ast.Attribute(attr=name)):
+                    made.add(name)
+                case ast.ClassDef(name=name):
+                    classes[name] = node
 
     def methods(node):
         return {f.name for f in node.body if isinstance(f, ast.FunctionDef) and not f.name.startswith("__")}

@@ -5,6 +5,7 @@ says of a slow network.
 """
 
 import json
+import shutil
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -119,6 +120,24 @@ def run(made_up, tmp_path, **options):
     return verdict, plan, num_steps, (len(made_up.asked), made_up.observed, made_up.probes)
 
 
+@pytest.fixture(scope="module")
+def first_run(tmp_path_factory):
+    """Return the folder that a first run has left, and what `run` says of it."""
+    folder = tmp_path_factory.mktemp("first")
+    torch.manual_seed(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        return folder, run(MadeUp(patch), folder)
+
+
+@pytest.fixture
+def known(first_run, tmp_path):
+    """Put what the first run has left where the run of a test looks; return what `run` says of the first."""
+    folder, said = first_run
+    shutil.copytree(folder / "known", tmp_path / "known")
+    return said
+
+
 def cost_s(verdict):
     plan = from_json(SyncPlan, json.dumps(verdict.plan))
     return simulate(plan, WORKLOAD, SLOW, overheads=TRUTH).step_s * verdict.steps_ratio
@@ -129,8 +148,8 @@ def left_by(tmp_path):
     return path, load_experience(path)
 
 
-def test_a_second_run_takes_the_plan_of_the_first_with_few_trials_and_no_plain_steps(made_up, tmp_path):
-    first, plan, steps, (trials_made, observed, probes) = run(made_up, tmp_path)
+def test_a_second_run_takes_the_plan_of_the_first_with_few_trials_and_no_plain_steps(made_up, tmp_path, known):
+    first, plan, steps, (trials_made, observed, probes) = known
     assert first.plan is not None
     assert (observed, probes) == (1, 1)
     assert trials_made > 3
@@ -148,9 +167,10 @@ def test_a_second_run_takes_the_plan_of_the_first_with_few_trials_and_no_plain_s
     assert run(made_up, tmp_path)[3][1:] == (0, 0)  # the second has left as much as the first
 
 
-@pytest.mark.parametrize(("slower", "holds"), [(1.2, True), (1.4, False), (0.7, False)])
-def test_a_known_plan_that_takes_another_time_leads_to_plain_steps_and_a_probe(made_up, tmp_path, slower, holds):
-    run(made_up, tmp_path)
+@pytest.mark.parametrize(
+    ("slower", "holds"), [(1.2, True), (1.4, False), pytest.param(0.7, False, marks=pytest.mark.extended)]
+)
+def test_a_known_plan_that_takes_another_time_leads_to_plain_steps_and_a_probe(made_up, tmp_path, known, slower, holds):
     made_up.slower = slower
     verdict, _, _, (_, observed, probes) = run(made_up, tmp_path)
     assert (observed, probes) == ((0, 0) if holds else (1, 1))
@@ -203,9 +223,15 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_of_this_run_is_no_known_plan(made_up, tmp_path, case):
-    _, plan, _, _ = run(made_up, tmp_path)
+OF_A_KIND = {"of another model", "stale", "without the time of the plan"}
+"""Cases that others are much like."""
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.extended] if case in OF_A_KIND else []) for case in REFUSED]
+)
+def test_what_is_not_of_this_run_is_no_known_plan(made_up, tmp_path, known, case):
+    _, plan, _, _ = known
     REFUSED[case](*left_by(tmp_path))
     verdict, again, _, (_, observed, probes) = run(made_up, tmp_path)
     assert (observed, probes) == (1, 1)
@@ -216,8 +242,8 @@ def test_what_is_not_of_this_run_is_no_known_plan(made_up, tmp_path, case):
     )
 
 
-def test_a_place_that_cannot_be_written_is_read_all_the_same_and_said_once(made_up, tmp_path, monkeypatch):
-    _, plan, _, _ = run(made_up, tmp_path)
+def test_a_place_that_cannot_be_written_is_read_all_the_same_and_said_once(made_up, tmp_path, known, monkeypatch):
+    _, plan, _, _ = known
 
     def refuse(*_):
         raise OSError("a read-only place")
@@ -229,8 +255,7 @@ def test_a_place_that_cannot_be_written_is_read_all_the_same_and_said_once(made_
     assert verdict.explanation.count("a read-only place") == 1
 
 
-def test_ranks_with_other_parameters_use_no_experience(made_up, tmp_path, monkeypatch, caplog):
-    run(made_up, tmp_path)
+def test_ranks_with_other_parameters_use_no_experience(made_up, tmp_path, known, monkeypatch, caplog):
     asked = recall.setup_of
 
     def uneven(*given):
@@ -242,8 +267,7 @@ def test_ranks_with_other_parameters_use_no_experience(made_up, tmp_path, monkey
     assert sum("no experience is used" in each.message for each in caplog.records) == 1
 
 
-def test_a_run_without_experience_knows_nothing(made_up, tmp_path):
-    run(made_up, tmp_path)
+def test_a_run_without_experience_knows_nothing(made_up, tmp_path, known):
     assert run(made_up, tmp_path, experience="none")[3][1:] == (1, 1)
 
 

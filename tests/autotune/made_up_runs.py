@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pliant.autotune import monitor, plan_search, searches, trials, tuner
+from pliant.autotune import monitor, plan_search, prospects, searches, trials, tuner
 from pliant.autotune.recall import recall
 from pliant.autotune.tuner import AutoTuner
 from pliant.engine.plan_resolution import resolve_plan
@@ -18,7 +18,7 @@ from pliant.simulator import CostFeatures, Overheads, simulate
 from pliant.simulator.models import equal_layers
 from pliant.spec import Host, Topology
 
-__all__ = ["FAST", "SLOW", "WORKLOAD", "Clock", "Remembering", "Sky", "clock", "network"]
+__all__ = ["FAST", "SLOW", "WORKLOAD", "Clock", "Remembering", "Sky", "clock", "few", "network"]
 
 WORKLOAD = equal_layers("thirty", 2e7, 30, 0.3)
 SLOW_CODERS = {
@@ -130,6 +130,13 @@ class Remembering(CostFeatures):
             if key not in self.kept:
                 self.kept[key] = super().counts([key[2]], coefficients)[0]
         return np.array([self.kept[key] for key in asked])
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Predict few plans, for runs of which only the end counts."""
+    monkeypatch.setattr(searches, "_SAMPLES", 12)
+    monkeypatch.setattr(prospects, "_CANDIDATES", 2)
 
 
 @pytest.fixture

@@ -9,7 +9,13 @@ import pytest
 _FOLDER = Path(__file__).parents[2] / "benchmarks" / "auto_models"
 
 
-@pytest.mark.parametrize("name", ["one logit", "dataclass, numbers", "scalar, softmax", "sparse embedding"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("one logit", "dataclass, numbers"),
+        *(pytest.param(name, marks=pytest.mark.extended) for name in ("scalar, softmax", "sparse embedding")),
+    ],
+)
 def test_auto_ends_no_training(monkeypatch, name):
     monkeypatch.syspath_prepend(str(_FOLDER))
     job, models = importlib.import_module("job"), importlib.import_module("small_models")

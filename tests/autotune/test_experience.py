@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import pliant
-from autotune.made_up_runs import FAST, SLOW, WORKLOAD, Sky, clock
-from pliant.autotune import prospects, searches
+from autotune.made_up_runs import FAST, SLOW, WORKLOAD, Sky, clock, few
 from pliant.autotune.experience_store import ExperienceStore, setup_of
 from pliant.autotune.recall import recall
 from pliant.netmodel import Overheads
@@ -18,16 +17,11 @@ from pliant.planner import BASELINES, OWN_EXCHANGE, Trial, challenge
 from pliant.planner.experience import Experience, load_experience
 from pliant.spec import save
 
-__all__ = ["clock"]
+__all__ = ["clock", "few"]
+
+pytestmark = pytest.mark.usefixtures("few")
 
 KEPT = BASELINES["ddp-bf16"]
-
-
-@pytest.fixture(autouse=True)
-def few(monkeypatch):
-    """Predict few plans, since these are runs of which only the end counts."""
-    monkeypatch.setattr(searches, "_SAMPLES", 12)
-    monkeypatch.setattr(prospects, "_CANDIDATES", 2)
 
 
 def setup(numel=4, **changed):
@@ -227,7 +221,9 @@ def test_a_second_run_keeps_the_plan_of_the_first_after_few_trials_and_without_a
     assert f"Experience from {tmp_path}" in text
 
 
-@pytest.mark.parametrize("wrong", ["network", "plan", "both", "time"])
+@pytest.mark.parametrize(
+    "wrong", ["time", "both", *(pytest.param(wrong, marks=pytest.mark.extended) for wrong in ("network", "plan"))]
+)
 def test_a_wrong_experience_ends_in_the_plan_that_none_would(clock, tmp_path, wrong):
     right, left, _, _ = flown(clock, SLOW, tmp_path)
     kept = BASELINES["per-tensor"] if wrong in ("plan", "both") else left.kept

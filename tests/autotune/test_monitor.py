@@ -9,23 +9,30 @@ from itertools import pairwise
 import pytest
 
 import pliant
-from autotune.made_up_runs import FAST, SLOW, Sky, clock
+from autotune.made_up_runs import FAST, SLOW, Sky, clock, few
 from pliant.autotune import searches
 from pliant.comm import run_world
 from pliant.planner import BASELINES
 from pliant.simulator import Overheads
 
-__all__ = ["clock"]
+__all__ = ["clock", "few"]
 
 EXACT_ONES = ("ddp", "ddp-bf16", "one-bucket", "per-tensor", "zero-owner")
 AUTO = pliant.Auto(max_trials=8, experience=None)
 
 
-@pytest.mark.parametrize(
-    "change_at", [170, 302, *(pytest.param(step, marks=pytest.mark.extended) for step in (300, 301, 303, 304))]
-)
-@pytest.mark.parametrize(("before", "after"), [(FAST, SLOW), (SLOW, FAST)])
-def test_a_change_is_answered_within_50_steps(clock, before, after, change_at):
+def changes(steps, more):
+    """Return a change to another network at each step, and in the second tier at more of them and the way back."""
+    first = list(zip(steps, ((FAST, SLOW), (SLOW, FAST)), strict=True))
+    every = [(step, way) for step in (*steps, *more) for way in ((FAST, SLOW), (SLOW, FAST))]
+    rows = [*first, *(pytest.param(*row, marks=pytest.mark.extended) for row in every if row not in first)]
+    return pytest.mark.parametrize(("change_at", "way"), rows)
+
+
+@changes((170, 302), more=(300, 301, 303, 304))
+def test_a_change_is_answered_within_50_steps(clock, way, change_at):
+    before, after = way
+
     def body(place):
         sky = Sky(clock, lambda step: before if step < change_at else after)
         return sky.fly(AUTO, place.comm, 700)
@@ -51,11 +58,10 @@ def test_a_change_near_the_end_of_a_training_of_known_length_is_not_answered(clo
     assert all(step < 302 for step, _ in first.log)
 
 
-@pytest.mark.parametrize(
-    "change_at", [9, 33, *(pytest.param(step, marks=pytest.mark.extended) for step in (3, 17, 26, 40))]
-)
-@pytest.mark.parametrize(("before", "after"), [(FAST, SLOW), (SLOW, FAST)])
-def test_a_change_in_the_midst_of_a_search_is_found_out(clock, before, after, change_at):
+@changes((33, 9), more=(3, 17, 26, 40))
+def test_a_change_in_the_midst_of_a_search_is_found_out(clock, way, change_at):
+    before, after = way
+
     def body(place):
         sky = Sky(clock, lambda step: before if step < change_at else after)
         return sky.fly(AUTO, place.comm, 400)
@@ -65,7 +71,7 @@ def test_a_change_in_the_midst_of_a_search_is_found_out(clock, before, after, ch
     assert first.step_s(first.plan) < 1.1 * best_s
 
 
-def test_a_rate_that_comes_and_goes_leads_to_few_searches(clock):
+def test_a_rate_that_comes_and_goes_leads_to_few_searches(clock, few):
     def body(place):
         sky = Sky(clock, lambda step: SLOW if step // 30 % 2 else FAST)
         return sky.fly(AUTO, place.comm, 2000)
@@ -77,7 +83,7 @@ def test_a_rate_that_comes_and_goes_leads_to_few_searches(clock):
     assert gaps == sorted(gaps)
 
 
-def test_after_a_long_calm_a_change_is_answered_at_once_again(clock):
+def test_after_a_long_calm_a_change_is_answered_at_once_again(clock, few):
     def body(place):
         flaps = 400
         sky = Sky(clock, lambda step: SLOW if step > 2500 or (step < flaps and step // 30 % 2) else FAST)

@@ -6,6 +6,7 @@ import pytest
 
 import pliant
 from planner.made_up_ratios import ratio_row, table
+from pliant.autotune import prospects
 from pliant.autotune.prospects import look_ahead
 from pliant.planner import BASELINES, Gene, Genome, Quality, Scale, Trial
 from pliant.simulator import Overheads, simulate_many, workload_named
@@ -25,12 +26,13 @@ def gain_if_seen(step_s: float) -> float:
     return look_ahead(WORK, FOUR, Overheads(), Quality(budget=1.1), EXACT, seen, 0).gain
 
 
-def test_an_exchange_is_taken_to_cost_no_more_than_was_seen():
+def test_an_exchange_is_taken_to_cost_no_more_than_was_seen(monkeypatch):
+    monkeypatch.setattr(prospects, "_CANDIDATES", 5)
     as_predicted = gain_if_seen(PREDICTED_S)
     assert as_predicted > 1.5
     assert gain_if_seen(2 * PREDICTED_S) == as_predicted
-    shares = [1.0, 0.5, 0.1, 0.01]
-    gains = [gain_if_seen(WORK.compute_s + share * ADDED_S) for share in shares]
+    shares = [1.0, 0.3, 0.01]
+    gains = [as_predicted, *(gain_if_seen(WORK.compute_s + share * ADDED_S) for share in shares[1:])]
     assert gains == sorted(gains, reverse=True)
     for share, gain in zip(shares, gains, strict=True):
         assert 1.0 <= gain <= 1 + share * ADDED_S / WORK.compute_s + 1e-9

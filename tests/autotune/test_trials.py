@@ -319,9 +319,11 @@ class ReturnsOdd(Returns):
     ("kind", "optimizer", "admitted"),
     [
         ("softmax", "SGD", ["tasc", "local"]),
-        ("numbers", "SGD", ["local"]),
-        ("softmax", "AdamW", []),
         ("odd", "SGD", None),
+        *(
+            pytest.param(*row, marks=pytest.mark.extended)
+            for row in (("numbers", "SGD", ["local"]), ("softmax", "AdamW", []))
+        ),
     ],
 )
 def test_what_is_not_known_of_a_training_is_not_tried(monkeypatch, kind, optimizer, admitted):

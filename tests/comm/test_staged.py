@@ -48,7 +48,7 @@ def on_device(place, make, wrap=lambda comm: comm):
 
 
 @pytest.mark.parametrize("name", [name for name in COLLECTIVES if "schedule" not in name])  # compared when made
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.extended), 3])
 def test_collectives_of_a_device_equal_those_of_the_host(name, size):
     make = COLLECTIVES[name]
     found = run_world(size, lambda place: on_device(place, make), timeout_s=20)

@@ -36,16 +36,16 @@ def test_gauss_newton_is_exact_in_the_mean():
 def test_hutchinson_is_exact_in_the_mean():
     task, _, _ = tiny_task()
     exact = explicit_hessian(task).diagonal()
-    found = flat(Hutchinson(probes=4000).diagonal(task, seeded(2)))
+    found = flat(Hutchinson(probes=1000).diagonal(task, seeded(2)))
     off = explicit_hessian(task) - exact.diag()
-    deviation = off.square().sum(1).sqrt() / 4000**0.5  # of a mean over probes, exactly
+    deviation = off.square().sum(1).sqrt() / 1000**0.5  # of a mean over probes, exactly
     assert ((found - exact).abs() <= 5 * deviation + 1e-6).all()
 
 
 def test_without_a_loss_hutchinson_feels_gauss_newton_in_the_mean():
     task, _, _ = tiny_task()
     bare, g = LossObjective(model=task.model, args=task.args), seeded(3)
-    found = torch.stack([flat(Hutchinson().diagonal(bare, g)) for _ in range(1500)]).mean(0)
+    found = torch.stack([flat(Hutchinson().diagonal(bare, g)) for _ in range(600)]).mean(0)
     exact = gauss_newton_diagonal(task)
     assert float((found.sum() / exact.sum() - 1).abs()) < 0.1
 

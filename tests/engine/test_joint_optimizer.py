@@ -31,7 +31,7 @@ def sgd_and_adam(module):
 
 
 @OVER_ALGORITHMS
-@pytest.mark.parametrize("given", ["one of two", "both"])
+@pytest.mark.parametrize("given", [pytest.param("one of two", marks=pytest.mark.extended), "both"])
 def test_two_optimizers_train_all_parameters(given, names):
     """Muon and AdamW, say: replicas end equal under every plan, and everything trains, also what only DDP exchanges."""
     which = (lambda both: both[0]) if given == "one of two" else (lambda both: both)

@@ -24,7 +24,13 @@ def run_of(place, ddp, name, lr=0.05):
     return p.relax(ddp, torch.optim.SGD(ddp.parameters(), lr=lr), NESTED[name], hosts=HOSTS, timeout_s=20)
 
 
-@pytest.mark.parametrize("name", NESTED)
+SAMPLE = {"hosts(onebit)", "every(hosts)", "after(hosts)"}
+"""Names that the first tier trains with."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in SAMPLE else pytest.mark.extended) for name in NESTED]
+)
 def test_nothing_that_slices_keep_is_lost(name):
     """Also where DDP cuts its buckets anew, and with what a switch pays."""
 
@@ -37,7 +43,7 @@ def test_nothing_that_slices_keep_is_lost(name):
         torch.testing.assert_close(applied, given, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["hosts(onebit)", "after(hosts)"])
+@pytest.mark.parametrize("name", [pytest.param("hosts(onebit)", marks=pytest.mark.extended), "after(hosts)"])
 def test_a_checkpoint_of_slices_goes_on_to_the_bit(name, tmp_path):
     def body(place):
         whole = new_ddp(place)
@@ -77,7 +83,13 @@ def test_a_checkpoint_of_other_slices_is_refused():
         p.resize(states, 3)
 
 
-@pytest.mark.parametrize("name", ["hosts(exact)", "hosts(onebit)", "hosts(powersgd)", "hosts(randomk)"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("hosts(exact)", "hosts(powersgd)"),
+        *(pytest.param(name, marks=pytest.mark.extended) for name in ("hosts(onebit)", "hosts(randomk)")),
+    ],
+)
 def test_no_rank_moves_more_than_twice_the_model_in_a_step_inside_a_host(name):
     def body(place):
         ddp = new_ddp(place)

@@ -41,7 +41,11 @@ def saved(place, path, name="gossip", num_steps=4):
 
 
 @pytest.mark.parametrize(
-    "name", ["onebit", "sharded_optimizer", "gossip", "streaming_diloco", "bounded_staleness", "des_loc"]
+    "name",
+    [
+        *("onebit", "sharded_optimizer", "streaming_diloco"),
+        *(pytest.param(name, marks=pytest.mark.extended) for name in ("gossip", "bounded_staleness", "des_loc")),
+    ],
 )
 def test_a_run_goes_on_to_the_bit_in_one_call(name, tmp_path):
     def body(place):

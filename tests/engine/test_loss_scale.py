@@ -138,7 +138,10 @@ def test_debts_of_an_earlier_plan_survive_a_skipped_step():
 
 @pytest.mark.parametrize(
     ("name", "skips"),
-    [("onebit", False), ("delayed", False), ("every-exact", False), ("onebit", True), ("powersgd", True)],
+    [
+        *(("delayed", False), ("every-exact", False), ("onebit", True)),
+        *(pytest.param(*row, marks=pytest.mark.extended) for row in (("onebit", False), ("powersgd", True))),
+    ],
 )
 def test_what_was_saved_in_one_scale_goes_on_in_another(name, skips):
     """To the bit, in a new process, also if the scaler skips a step before the run has seen it."""

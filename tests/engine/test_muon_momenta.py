@@ -144,7 +144,7 @@ def test_where_gradients_stay_the_estimate_becomes_the_mean_and_a_coded_gradient
         def fixed(rank, step):
             return gradient(rank, 0)
 
-        momenta = trained(place, pliant.ef21_muon(CODED[name], momentum=0.8), 500, of=fixed)[0]
+        momenta = trained(place, pliant.ef21_muon(CODED[name], momentum=0.8), 300, of=fixed)[0]
         return momenta[-1], trained(place, CODED[name], 20, of=fixed)[0][-1]
 
     mean = torch.from_numpy(means(3, 1)[0]).float()

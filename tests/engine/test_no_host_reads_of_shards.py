@@ -60,7 +60,10 @@ def require_equal(found, wanted):
         assert torch.equal(x, y)
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in ("differences", "kept") else pytest.mark.extended) for name in PLANS],
+)
 def test_no_step_of_shards_reads_the_device_and_all_come_to_what_the_cpu_does(name):
     found = run_world(2, lambda place: trained(place, PLANS[name], DEVICE))
     require_equal(found, run_world(2, lambda place: trained(place, PLANS[name], CPU)))
@@ -73,7 +76,9 @@ def test_gradients_that_torch_lets_go_of_stay_until_the_device_has_summed_them(m
     assert seen == [2] * (2 * STEPS * len(GROUPS))  # on two ranks, with rows for both
 
 
-@pytest.mark.parametrize("name", AMONG_REPLICAS)
+@pytest.mark.parametrize(
+    "name", ["gradients among replicas", pytest.param("nothing but replicas", marks=pytest.mark.extended)]
+)
 def test_no_step_among_replicas_reads_the_device(name):
     found = run_world(4, lambda place: trained(place, AMONG_REPLICAS[name], DEVICE, MESH))
     require_equal(found, run_world(4, lambda place: trained(place, AMONG_REPLICAS[name], CPU, MESH)))

@@ -178,7 +178,13 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+IN_SECOND_TIER = {"default", "one bucket"}
+"""Which many other tests train with."""
+
+
+@pytest.mark.parametrize(
+    "options", [pytest.param(name, marks=[pytest.mark.extended] if name in IN_SECOND_TIER else []) for name in OPTIONS]
+)
 def test_what_ddp_trains_to_the_bit_allreduce_trains_to_the_bit(options):
     def body(place):
         ends = {}
@@ -249,7 +255,13 @@ def test_another_default_dtype_of_torch_changes_nothing(algorithm):
         assert all(torch.equal(each, one) for each in pliant.run_world(2, body))
 
 
-@pytest.mark.parametrize("what", ["onebit", "powersgd", "sharded_optimizer", "diloco", "bounded_staleness"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        *("onebit", "sharded_optimizer", "diloco"),
+        *(pytest.param(what, marks=pytest.mark.extended) for what in ("powersgd", "bounded_staleness")),
+    ],
+)
 def test_every_odd_model_trains_under_other_plans(what):
     """Without an error, with one exchange for each step, and to equal weights."""
 

@@ -96,8 +96,16 @@ def trained(place, what, steps, **options):
         return torch.stack(seen), run.stats(), gathered(run, place.rank)
 
 
-@pytest.mark.parametrize("steps", [6, WARMUP])
-@pytest.mark.parametrize("around", [lambda node: node, pliant.between_hosts], ids=["all", "hosts"])
+@pytest.mark.parametrize(
+    ("around", "steps"),
+    [
+        *((lambda node: node, WARMUP), (pliant.between_hosts, 6)),
+        *(
+            pytest.param(*row, marks=pytest.mark.extended)
+            for row in ((lambda node: node, 6), (pliant.between_hosts, WARMUP))
+        ),
+    ],
+)
 def test_what_gathers_in_an_exact_warm_up_changes_and_sends_nothing(around, steps):
     def body(place):
         pairs = [trained(place, around(what), steps, hosts=[[0, 1], [2]]) for what in (PIER, EXACT)]
@@ -129,7 +137,7 @@ def test_a_momentum_takes_the_changes_of_the_periods_of_a_warm_up():
     pliant.run_world(2, body, timeout_s=60)
 
 
-@pytest.mark.parametrize("saved_at", [3, 5, WARMUP, 10])
+@pytest.mark.parametrize("saved_at", [5, WARMUP, *(pytest.param(at, marks=pytest.mark.extended) for at in (3, 10))])
 def test_a_warm_up_that_gathers_goes_on_to_the_bit(saved_at):
     def body(place):
         whole, _, momentum = trained(place, PIER, 14)

@@ -31,7 +31,7 @@ def relaxed(place, what, shape):
     return ddp, optimizer, pliant.relax(ddp, optimizer, what, hosts=HOSTS[shape], timeout_s=20, agreement_every=0)
 
 
-@pytest.mark.parametrize("shape", HOSTS)
+@pytest.mark.parametrize("shape", [pytest.param("equal", marks=pytest.mark.extended), "unequal"])
 def test_training_is_that_of_flat_owners_and_goes_on(shape):
     """In float64, so that only the order of additions differs; after a switch and from a checkpoint as well."""
 

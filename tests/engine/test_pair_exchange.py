@@ -57,7 +57,7 @@ def relaxed(place, still, what, **settings):
 
 
 @kinds
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(5, marks=pytest.mark.extended)])
 def test_the_mean_of_all_weights_is_kept_and_ranks_come_together(kind, size):
     """Whatever numbers of steps the ranks make, and however often all meet on the way."""
 

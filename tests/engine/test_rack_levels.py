@@ -34,7 +34,7 @@ def size_of(shape):
     return sum(map(len, RACKS[shape][0]))
 
 
-@pytest.mark.parametrize("shape", ["equal", "unequal racks"])
+@pytest.mark.parametrize("shape", [pytest.param("equal", marks=pytest.mark.extended), "unequal racks"])
 def test_nothing_is_lost_when_steps_are_skipped_while_slices_move(shape):
     """DDP cuts its buckets anew in the second pass, in which slices change owners and an overflow undoes that."""
 
@@ -101,7 +101,14 @@ def test_three_levels_are_the_true_mean_over_ranks(shape, name):
 
 @pytest.mark.parametrize("shape", [pytest.param("equal", marks=pytest.mark.extended), "unequal racks"])
 @pytest.mark.parametrize(
-    "name", ["hosts(racks(onebit))", "hosts(racks(powersgd))", "every(hosts(racks))", "racks(onebit)"]
+    "name",
+    [
+        "every(hosts(racks))",
+        *(
+            pytest.param(name, marks=pytest.mark.extended)
+            for name in ("hosts(racks(onebit))", "hosts(racks(powersgd))", "racks(onebit)")
+        ),
+    ],
 )
 def test_nothing_is_lost_on_three_levels_and_a_checkpoint_goes_on(name, shape, tmp_path):
     """Sums of what was applied, with what the switch pays, are those of mean gradients; weights go on to the bit."""

@@ -21,7 +21,7 @@ from pliant.engine.ddp_hook import ReadyBucket
 from pliant.engine.stages import do_all, side_by_side
 from pliant.engine.tracer import Tracer
 from pliant.engine.trial import PlanOnTrial
-from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for
+from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
 
 SHAPES = [(40, 30), (2000,), (7,), (60, 50), (3,), (64, 64)]
 SIZE, STEPS = 3, 5
@@ -67,7 +67,7 @@ def trained(name):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", sorted((ALGORITHMS | BETWEEN_STEPS).keys() - WAITS_FOR_NOBODY))
+@pytest.mark.parametrize("name", sampled(sorted((ALGORITHMS | BETWEEN_STEPS).keys() - WAITS_FOR_NOBODY)))
 def test_three_threads_make_what_one_makes(name, monkeypatch):
     """To the bit, with as many bytes."""
     wanted = trained(name)

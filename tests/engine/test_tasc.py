@@ -111,8 +111,16 @@ def test_masks_and_results_are_the_same_on_all_ranks(mode, size):
     assert same_masks == (mode in AGREED)
 
 
-@pytest.mark.parametrize("feedback", ["worker", "difference"])
-@pytest.mark.parametrize("agreement", ["global", "leader", "local"])
+@pytest.mark.parametrize(
+    ("agreement", "feedback"),
+    [
+        *(("global", "worker"), ("leader", "difference"), ("local", "worker")),
+        *(
+            pytest.param(*row, marks=pytest.mark.extended)
+            for row in (("global", "difference"), ("leader", "worker"), ("local", "difference"))
+        ),
+    ],
+)
 def test_a_ratio_of_one_is_sgd_with_momentum(feedback, agreement):
     algorithm = pliant.tasc(1, power=0, momentum=0.9, feedback=feedback, agreement=agreement)
 

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pliant.network.store_host import reserve_port
 
 PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
@@ -15,6 +17,14 @@ PLANS = {
     "streaming_diloco": "pliant.streaming_diloco(period=4, fragments=2, delay_steps=1)",
 }
 """Name -> plan of each kind that must go on to the bit."""
+SAMPLED = pytest.mark.parametrize(
+    "plans",
+    [
+        pytest.param({name: PLANS[name] for name in ("onebit", "streaming_diloco")}, id="few"),
+        pytest.param(PLANS, id="all", marks=pytest.mark.extended),
+    ],
+)
+"""One that exchanges gradients and one that exchanges weights, and all of them in the second tier."""
 
 BEGIN = '''
 import json, os, signal, sys, warnings

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from integrations.framework_script import PLANS, trains
+from integrations.framework_script import PLANS, SAMPLED, trains
 
 pytestmark = [
     pytest.mark.processes,
@@ -85,9 +85,10 @@ end()
 '''
 
 
-def test_a_loop_of_accelerate_is_killed_and_goes_on_to_the_bit(tmp_path):
+@SAMPLED
+def test_a_loop_of_accelerate_is_killed_and_goes_on_to_the_bit(plans, tmp_path):
     """Under each kind of plan, with accumulation, clipping and a scheduler; trackers get what steps cost."""
-    trains("Accelerate", BODY, PLANS, tmp_path, imports="import accelerate", bf16=False, compiled=False)
+    trains("Accelerate", BODY, plans, tmp_path, imports="import accelerate", bf16=False, compiled=False)
 
 
 @pytest.mark.extended

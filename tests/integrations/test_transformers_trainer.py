@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from integrations.framework_script import PLANS, trains
+from integrations.framework_script import PLANS, SAMPLED, trains
 
 pytestmark = [
     pytest.mark.processes,
@@ -74,14 +74,15 @@ if PHASE == "first":
 else:
     same(name, train(name + "-killed", plan, True))
     from safetensors.torch import load_file
-    train("diloco-best", plans["diloco"], None, load_best_model_at_end=True, eval_steps=SAVE_AT)
+    train("diloco-best", pliant.diloco(3), None, load_best_model_at_end=True, eval_steps=SAVE_AT)
 dist.destroy_process_group()
 '''
 
 
-def test_a_trainer_is_killed_and_goes_on_to_the_bit(tmp_path):
+@SAMPLED
+def test_a_trainer_is_killed_and_goes_on_to_the_bit(plans, tmp_path):
     """Under each kind of plan; evaluated is one model, logged is what steps cost, and both end with that model."""
-    trains("Hugging Face Trainer", BODY, PLANS, tmp_path, imports=IMPORTS, bf16=False, compiled=False)
+    trains("Hugging Face Trainer", BODY, plans, tmp_path, imports=IMPORTS, bf16=False, compiled=False)
 
 
 @pytest.mark.extended

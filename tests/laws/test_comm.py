@@ -28,7 +28,7 @@ def data(rank, numel, dtype=torch.float32):
 
 
 @rows
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(
     numel=st.sampled_from([1, 3, 1000]),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64]),

@@ -24,7 +24,7 @@ _forkserver = multiprocessing.get_context("forkserver")
 _forkserver.set_forkserver_preload(
     [
         *("torch", "torch.optim", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"),
-        *("torch.distributed.tensor.parallel", "pliant.engine.elastic", "pliant.recsys"),
+        *("torch.distributed.tensor.parallel", "pliant.entry", "pliant.engine.elastic", "pliant.recsys"),
     ]
 )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 RUNNER = Path(__file__).with_name("torch_ddp.py")
-SAMPLE = ["test_grads_same_across_ranks_with_no_sync", "test_static_graph_api_cpu"]
+SAMPLE = ["test_grads_same_across_ranks_with_no_sync"]
 
 pytestmark = [pytest.mark.processes]
 

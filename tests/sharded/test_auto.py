@@ -6,6 +6,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from worlds import run
 
 import pliant
+from pliant.autotune import prospects, searches
 from pliant.spec import Sharded, to_json
 
 pytestmark = [pytest.mark.processes]
@@ -17,6 +18,7 @@ ENDS = ("FSDP2's own exchange", "which is not enough", "none of the others was b
 
 
 def tuned(mesh: tuple[int, ...]) -> tuple[str, str, bool, float, bool]:
+    searches._SAMPLES, prospects._CANDIDATES = 12, 2  # predict few plans
     options = {"mesh": init_device_mesh("cpu", mesh, mesh_dim_names=("replica", "shard"))} if mesh else {}
     model = build(width=8, **options)
     optimizer = adamw(model)

@@ -56,6 +56,7 @@ ROWS: dict[str, tuple[dict[str, Any], ...]] = {
     "bf16 weights and gradients": ({}, IN_BF16, ADDED_IN_FLOAT32),
     "checkpointed": ({}, {"wrap": checkpoint_wrapper}),
     "offloaded": ({}, {"offload_policy": CPUOffloadPolicy(pin_memory=False)}),
+    "uneven, accumulated and clipped": ({"accumulate": 2, "clip": 0.5}, {"width": 34}),
 }
 
 
@@ -151,7 +152,7 @@ def tensor_parallel() -> float:
     return apart(*ends)
 
 
-SOME = ("uneven", "accumulation", "clipping", "bf16 weights and gradients")
+SOME = ("uneven, accumulated and clipped", "bf16 weights and gradients")
 """Rows of the first tier."""
 
 

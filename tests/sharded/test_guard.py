@@ -60,7 +60,7 @@ def afterwards(run_, rank):
         run_._executor.of(ShardExchanges)[0].after_step = broken
 
 
-def guarded(sabotage, auto, mesh):
+def guarded(sabotage, auto, mesh, steps=STEPS):
     """Train; return where the plan was begun and left, what was said, and how far the model is from plain training."""
     adopt()
     records = []
@@ -71,7 +71,7 @@ def guarded(sabotage, auto, mesh):
     optimizer = adamw(model)
     began = left = None
     with pliant.relax(model, optimizer, auto, timeout_s=60) as run_:
-        for step in range(STEPS):
+        for step in range(steps):
             if step == FAILS_AT:
                 sabotage(run_, torch.distributed.get_rank())
             train(model, optimizer, 1, first=step)
@@ -82,7 +82,7 @@ def guarded(sabotage, auto, mesh):
                 left = step
         told, still = run_.tuner.explanation, run_.trial.guards
     plain = build(width=8, **hsdp(mesh))
-    return began, left, told, still, records, apart(whole(model), train(plain, adamw(plain), STEPS))
+    return began, left, told, still, records, apart(whole(model), train(plain, adamw(plain), steps))
 
 
 def spared(run_, rank):
@@ -98,7 +98,7 @@ def spared(run_, rank):
     ],
 )
 def test_an_error_of_the_plan_does_not_end_the_run(sabotage, mesh):
-    found = run(4 if mesh else 2, guarded, sabotage, pliant.Auto(watch=False), mesh)
+    found = run(4 if mesh else 2, guarded, sabotage, pliant.Auto(watch=False), mesh, FAILS_AT + 8)
     for began, left, told, still, _, error in found:
         assert began is not None
         assert began < FAILS_AT <= left, told

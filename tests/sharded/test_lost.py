@@ -63,7 +63,14 @@ EXACT_GRADIENTS = pliant.sharded(weights="bytegrad", regather=False)
     ("what", "where", "in_block", "whose", "by"),
     [
         # Shards stay torch's, so that the victim's neighbour waits in torch's own gather.
-        (pliant.onebit(), "before forward", False, "torch's gather of the weights of ", {0}),
+        pytest.param(
+            pliant.onebit(),
+            "before forward",
+            False,
+            "torch's gather of the weights of ",
+            {0},
+            marks=pytest.mark.extended,
+        ),
         pytest.param(
             pliant.diloco(4),
             "before forward",

@@ -167,7 +167,7 @@ def cases(draw):
     return plan_of(layout, n, optimizer=optimizer, tables=tables), empty, draw(st.integers(0, 1000))
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(cases())
 def test_any_tables_any_layouts_any_bags(case):
     plan, empty, seed = case
