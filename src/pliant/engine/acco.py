@@ -55,20 +55,15 @@ class _Group:
         self.parameters = {name: store.parameters[name] for name in names}
         self._cut = {name for name in names if len(store.parts[name]) > 1}
         self._spans = spans_of(names, [real_shape(p) for p in self.parameters.values()])
-        device = store.parameters[names[0]].device
-        self.pending = torch.zeros(sum(span.numel for span in self._spans), dtype=torch.float32, device=device)
+        numel, like = sum(s.numel for s in self._spans), store.parameters[names[0]]
+        self.pending = torch.zeros(numel, dtype=torch.float32, device=like.device)
         """Gradients of this rank, (numel,): of the first step, or of both."""
         self.pending_of = dict(zip(names, self.pending.split([s.numel for s in self._spans]), strict=True))
         """Parameter -> its part of them, a view."""
         self._unused = set(names)  # parameters without a gradient of this rank in what is pending
-        codec, comm = node.core.payload_codec, comms.of(node)
-        self._reduce = ReduceToOwners(
-            store.parts_in(self._spans),
-            comm,
-            like=self.pending,
-            codec=None if codec is None else codec_from(codec),
-            ways=owner_ways(node, comm),
-        )
+        comm, coded = comms.of(node), node.core.payload_codec
+        codec, ways = None if coded is None else codec_from(coded), owner_ways(node, comm)
+        self._reduce = ReduceToOwners(store.parts_in(self._spans), comm, like=self.pending, codec=codec, ways=ways)
         mine = [own for own in owned.owned_here if own.name in self.parameters]
         self.shard = OwnedShard(mine, optimizer, self._reduce.own)
         self.spreads = owned.spreads_of(names, store, comms)
