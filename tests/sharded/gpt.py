@@ -72,7 +72,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
-def train(
+def take_steps(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     steps: int = 10,
@@ -81,7 +81,7 @@ def train(
     accumulate: int = 1,
     unsynchronized: bool = False,
     clip: float = 0.0,
-) -> Tensor:
+) -> None:
     for step in range(first, first + steps):
         for part in range(accumulate):
             if unsynchronized:
@@ -91,6 +91,11 @@ def train(
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         optimizer.zero_grad()
+
+
+def train(model: nn.Module, *given: Any, **how: Any) -> Tensor:
+    """Take steps, and return all weights, which takes as long as a step."""
+    take_steps(model, *given, **how)
     return whole(model)
 
 

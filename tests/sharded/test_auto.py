@@ -1,7 +1,7 @@
 """Choice by "auto" on sharded models: torch's own FSDP2 step is measured, and settings of shards held against it."""
 
 import pytest
-from gpt import adamw, apart, build, train, whole
+from gpt import adamw, apart, build, take_steps, train, whole
 from torch.distributed.device_mesh import init_device_mesh
 from worlds import run
 
@@ -27,9 +27,9 @@ def tuned(mesh: tuple[int, ...]) -> tuple[str, str, bool, float, bool]:
         began = run_.plan.rules[0].exchange == Sharded()
         steps = 0
         while ("still" in run_.tuner.explanation) and steps < MOST_STEPS:
-            train(model, optimizer, 1, first=steps)
+            take_steps(model, optimizer, 1, first=steps)
             steps += 1
-        train(model, optimizer, 3, first=steps)
+        take_steps(model, optimizer, 3, first=steps)
         steps += 3
         told, plan = run_.tuner.explanation, run_.plan
     got = whole(model)

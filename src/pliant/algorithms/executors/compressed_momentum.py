@@ -69,6 +69,9 @@ class OneBitAdam(OwnOptimizer):
         self.warmup_steps, self._has_turned = warmup_steps, False
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "warmup_steps": self.warmup_steps}  # else torch's copies and pickles lose it
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, with settings of its own or the defaults.
 
