@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from grid.job import Job, Record, options
+from grid.job import Job, Record, narrow, options
 from grid.trainings import TARGET, train
 from grid.trials import FREE, HOSTS, LEARNING_RATES, SEEDS, read, topology_of
 
@@ -79,8 +79,7 @@ def run_in_cells(job: Job, kind: str, rate: float, cells: Sequence[str] = (), ar
 
     """
     known = {cell["cell"]: cell for cell in read("cell")}
-    wanted = [t for t in job.left(kind) if (not cells or t["cell"] in cells) and (not arms or t["arm"] in arms)]
-    left = sorted(wanted, key=lambda trial: trial["seed"])
+    left = sorted(job.left(kind, cells, arms), key=lambda trial: trial["seed"])
     for (name, _), mine in itertools.groupby(left, key=lambda trial: (trial["cell"], trial["seed"])):
         if not job.has_time():
             return
@@ -93,11 +92,7 @@ def main() -> None:
     """Do what the command line asks for."""
     parser = options(__doc__ or "", ["results"])
     parser.add_argument("--free", action="store_true", help="train arms at a free pace, in each cell")
-    cells = [cell["cell"] for cell in read("cell")]
-    parser.add_argument(
-        "--cells", nargs="+", default=(), choices=cells, metavar="NAME", help="with --free: these alone"
-    )
-    parser.add_argument("--arms", nargs="+", default=(), choices=FREE, metavar="NAME", help="with --free: these alone")
+    narrow(parser, FREE, "with --free: ")
     parser.add_argument("--curves", type=Path, help="with --free: file of the other curves, which has the rate")
     given = parser.parse_args()
     if given.free and given.curves is None:

@@ -41,9 +41,10 @@ class Job:
         self._commit = commit_of("HEAD")
         self._since_s = time.monotonic()
 
-    def left(self, kind: str) -> list[Record]:
-        """Return the trials of a kind that have no line yet."""
+    def left(self, kind: str, cells: Sequence[str] = (), arms: Sequence[str] = ()) -> list[Record]:
+        """Return the trials of a kind that have no line yet; those of some cells and arms alone, if any are named."""
         mine = [trial for trial in self._trials if trial["kind"] == kind]
+        mine = [t for t in mine if (not cells or t["cell"] in cells) and (not arms or t["arm"] in arms)]
         return [trial for trial in mine if self.lines.find(**trial) is None]
 
     def has_time(self) -> bool:
@@ -77,6 +78,14 @@ class Job:
             f"{kind}: {len(done)} done, {failed} of them failed; {len(left)} left, about {len(left) * each_s / 60:.0f} "
             f"min at {each_s:.0f} s each{': ' if cells else ''}{', '.join(cells)}"
         )
+
+
+def narrow(parser: argparse.ArgumentParser, arms: Sequence[str], when: str = "") -> None:
+    """Add the options that name cells and arms, of the given ones."""
+    cells = [cell["cell"] for cell in read("cell")]
+    for name, known in (("cells", cells), ("arms", arms)):
+        about = f"{when}these {name} alone"
+        parser.add_argument(f"--{name}", nargs="+", default=(), choices=known, metavar="NAME", help=about)
 
 
 def options(about: str, results: Sequence[str]) -> argparse.ArgumentParser:

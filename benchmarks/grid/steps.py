@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from grid.job import Job, Record, options
+from grid.job import Job, Record, narrow, options
 from grid.trials import ARMS, HOSTS, read, topology_of
 
 from pliant.cli.emulate import topology_from_flags
@@ -105,31 +105,30 @@ def measure(job: Job, cluster: EmulatedCluster, trials: Sequence[Record], cell: 
     return len(trials) - len(left)
 
 
-def run(job: Job, arms: Sequence[str] = ()) -> None:
-    """Measure what is left, cell by cell; of these arms alone, if there are any."""
-    cells = {cell["cell"]: cell for cell in read("cell")}
-    of_arms = [trial for trial in job.left("step") if not arms or trial["arm"] in arms]
-    for name, group in itertools.groupby(of_arms, key=lambda trial: trial["cell"]):
+def run(job: Job, cells: Sequence[str] = (), arms: Sequence[str] = ()) -> None:
+    """Measure what is left, cell by cell; in these cells and of these arms alone, if there are any."""
+    known = {cell["cell"]: cell for cell in read("cell")}
+    for name, group in itertools.groupby(job.left("step", cells, arms), key=lambda trial: trial["cell"]):
         left = list(group)
         if not job.has_time():
             return
-        with emulate_cluster(topology_of(cells[name]), check=False) as cluster:
+        with emulate_cluster(topology_of(known[name]), check=False) as cluster:
             faults = link_faults(cluster.check_links())
             print(f"{name}: links are {'as asked for' if not faults else '; '.join(faults)}", flush=True)
             while left and job.has_time():
                 some = left[: int(min(len(left), job.may))]
-                done = measure(job, cluster, some, cells[name], faults)
+                done = measure(job, cluster, some, known[name], faults)
                 left = left[done:]
 
 
 def main() -> None:
     """Do what the command line asks for."""
     parser = options(__doc__ or "", ["results"])
-    parser.add_argument("--arms", nargs="+", default=(), choices=ARMS, metavar="NAME", help="these arms alone")
+    narrow(parser, ARMS)
     given = parser.parse_args()
     job = Job(given.results, KINDS, given.seconds, most=given.most)
     if not given.list:
-        run(job, given.arms)
+        run(job, given.cells, given.arms)
     print(job.text())
 
 
