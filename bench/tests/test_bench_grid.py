@@ -217,7 +217,7 @@ def test_networks_are_set_up_as_ranks_ask_for_them_and_cells_are_kept(tmp_path, 
     hosts.found = 0.5e6
     _say(conductor, kind="want", stage=2, cell=0)
     _say(conductor, **CELLS[0])
-    assert "4 Mbit/s instead of 10" in kept[1][1]["links_wrong"][0]
+    assert "4mbit instead of 10mbit" in kept[1][1]["links_wrong"][0]
     _say(conductor, kind="want", stage=3, cell=1)
     assert stage_file(tmp_path, 3).read_text() == STOP  # nobody waits for a network that cannot be
     assert isinstance(conductor.error, CannotEmulateError)

@@ -117,7 +117,7 @@ def test_links_are_judged():
     assert expected_bytes_per_s(0.0, 0.0) == 0.0
     assert link_faults([link(1e6, 0.9e6), link(0.0, 1.0), link(1e6, 1.1e6, 0.01, 0.011)]) == []
     slow, quick, late = link_faults([link(12.5e6, 5e6), link(0.0, 1.0, 0.01, 0.001), link(0.0, 1.0, 0.01, 0.03)])
-    assert "carries 40 Mbit/s instead of 100" in slow
+    assert "carries 40mbit instead of 100mbit" in slow
     assert "answers in 1.0 ms instead of 10.0" in quick
     assert "answers in 30.0 ms instead of 10.0" in late
 

@@ -188,9 +188,8 @@ def link_faults(reports: Sequence[LinkReport]) -> list[str]:
     for r in reports:
         link = f"{r.source} -> {r.target}"
         if _is_slow_or_fast(r):
-            found.append(
-                f"{link} carries {r.found_bytes_per_s * 8e-6:.3g} Mbit/s instead of {r.wanted_bytes_per_s * 8e-6:.3g}"
-            )
+            carried, wanted = format_rate(r.found_bytes_per_s), format_rate(r.wanted_bytes_per_s)
+            found.append(f"{link} carries {carried} instead of {wanted}")
         if _is_late_or_early(r):
             found.append(
                 f"{link} answers in {r.found_round_trip_s * 1e3:.1f} ms instead of {r.wanted_round_trip_s * 1e3:.1f}"
