@@ -101,7 +101,7 @@ def around(comm, num_rounds, turns=2):
     for _ in range(turns):
         x = torch.tensor([float(comm.rank)])
         for k in range(num_rounds):
-            AllWorks(*receives.exchange([((comm.rank + 1) % size, x)], k)).wait()
+            receives.exchange([((comm.rank + 1) % size, x)], k).wait()
             x = buffers[k] + 1
         receives.stand()
     return float(x)
@@ -143,7 +143,7 @@ def twice(comm, receives, peer, numel=10):
     """Exchange twice, so that receives may stand; return what sends something."""
     x = torch.ones(numel)
     for _ in range(2):
-        AllWorks(*receives.exchange([(peer, x)])).wait()
+        receives.exchange([(peer, x)]).wait()
     return lambda: receives.send([(peer, x)])
 
 

@@ -10,7 +10,7 @@ from pliant.codecs import RandomK, all_finite, finite_flag
 from pliant.collectives.pairwise import rotated_peers
 from pliant.collectives.rounds import RoundsComm
 from pliant.comm.base import Comm, Work, waited_for
-from pliant.comm.standing import AllWorks, StandingReceives
+from pliant.comm.standing import StandingReceives
 from pliant.layouts.rounds import average_form, rounds_among
 
 __all__ = ["CastAllReduce", "SharedSparseAverage", "ShortVectorAverage"]
@@ -108,7 +108,7 @@ class ShortVectorAverage:
     def _swap(self, rows: Sequence[Tensor] | Tensor, which: int) -> Generator[None]:
         """Send row p to rank p, and receive the row of each other rank, in the first or the second half."""
         sends = [(p, rows[p]) for p in rotated_peers(self._comm)]
-        yield from waited_for(AllWorks(*self._receives[which].exchange(sends)))
+        yield from waited_for(self._receives[which].exchange(sends))
 
     def _add_rows(self, own: Tensor) -> None:
         """Add the rows that have come to this rank's own, in the order of ranks."""

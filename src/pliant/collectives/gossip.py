@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pliant.codecs import Codec
 from pliant.comm.base import Comm, PeerTensors
-from pliant.comm.standing import AllWorks, StandingReceives
+from pliant.comm.standing import StandingReceives
 from pliant.spec import Graph
 
 __all__ = ["CodedNeighborAverage", "NeighborAverage"]
@@ -46,7 +46,7 @@ class NeighborAverage:
         if step != self._step:  # on all ranks, as after a state was loaded: nobody sends what stands
             self._begin(step)
         row, received = self._row, self._coming[0]
-        AllWorks(*self._receives.exchange([(i, x) for i in self._targets])).wait()
+        self._receives.exchange([(i, x) for i in self._targets]).wait()
         x.mul_(row[self._comm.rank])
         for j, theirs in received:
             x.add_(theirs, alpha=row[j])
@@ -118,7 +118,7 @@ class CodedNeighborAverage:
     def exchange(self, replicas: Mapping[int, Tensor]) -> None:
         """Send what `encode` left to all that keep a replica of this rank's vector, and follow the sources."""
         sends = [(i, self._own) for i in self._targets]
-        AllWorks(*self._receives.exchange(sends)).wait()
+        self._receives.exchange(sends).wait()
         for j in self.sources:
             self._codec.decode_add(self._received[j], replicas[j])
         self._receives.stand()

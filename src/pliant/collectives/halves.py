@@ -15,7 +15,7 @@ from pliant.codecs import Codec, encode_feedback
 from pliant.collectives.pairwise import rotated_peers
 from pliant.collectives.pieces import CodedPiece, Parts, payload_offsets
 from pliant.comm.base import Comm, PeerSlots, PeerTensors, Work
-from pliant.comm.standing import AllWorks, StandingReceives
+from pliant.comm.standing import StandingReceives
 
 __all__ = ["FromOwners", "OwnerGather", "OwnerReduction", "ToOwners"]
 
@@ -206,7 +206,7 @@ class FromOwners(OwnerGather):
         own = self.payloads[self._comm.rank]
         sends = [(peer, own[k]) for peer in self._peers if k < len(own)]
         if self._standing is not None:
-            return AllWorks(*self._standing.exchange(sends, k))
+            return self._standing.exchange(sends, k)
         return self._comm.exchange(sends, self._receives[k], turn=k, tag=1)
 
     def stand(self, k: int) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pliant.collectives.scratch import Scratch
 from pliant.comm.base import Comm, EndedWork, PeerTensors, ReduceOp, Work, require_contiguous, require_numel
-from pliant.comm.standing import AllWorks, StandingReceives
+from pliant.comm.standing import StandingReceives
 from pliant.comm.wrapped import WrappedComm
 from pliant.layouts.rounds import is_short, rounds_among
 
@@ -31,7 +31,7 @@ class _Coming:
 
     def exchange(self, k: int, sends: PeerTensors) -> None:
         """Send the messages of round k, and receive those to this rank."""
-        AllWorks(*self._receives.exchange(sends, k)).wait()
+        self._receives.exchange(sends, k).wait()
 
     def stand(self) -> None:
         """Let receives stand for the next call. All that has come is read by now."""

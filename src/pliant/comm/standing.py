@@ -46,12 +46,25 @@ class StandingReceives:
         self._comm, self._rounds, self._tag, self._pipelined = comm, rounds, comm.new_tag(), pipelined
         self._standing: dict[int, Work] = {}
         self._taken = Counter[int]()
+        self._leaving: Work = EndedWork()
 
-    def exchange(self, sends: PeerTensors, k: int = 0) -> tuple[Work, Work]:
-        """Send the messages of round k, and receive those to this rank; return what comes, and what leaves.
+    def exchange(self, sends: PeerTensors, k: int = 0) -> Work:
+        """Send the messages of round k, and receive those to this rank."""
+        return AllWorks(*self._begin(sends, k))
 
-        Where calls run one after another both are one.
-        """
+    def go_through(self, sends: PeerTensors, k: int) -> None:
+        """Exchange round k and wait for what comes; what leaves may do so until the next round, or `end`."""
+        before = self._leaving if k else EndedWork()
+        came, self._leaving = self._begin(sends, k)
+        AllWorks(came, before).wait()
+
+    def end(self) -> None:
+        """Wait for what the last round has sent, and let the first receives of the next exchange stand."""
+        self._leaving.wait()
+        self.stand()
+
+    def _begin(self, sends: PeerTensors, k: int) -> tuple[Work, Work]:
+        """Return what comes, and what leaves; where calls run one after another both are one."""
         if self._comm.is_in_order:
             receives = self._rounds[k]
             both = self._comm.exchange(sends, receives) if sends or receives else EndedWork()

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pliant.codecs import Codec, encode_feedback, finite_flag, keep_unless
 from pliant.comm.agreement import require_same
-from pliant.comm.base import Comm, EndedWork, Work
-from pliant.comm.standing import AllWorks, StandingReceives
+from pliant.comm.base import Comm
+from pliant.comm.standing import StandingReceives
 from pliant.schedules.coded_rounds import CodedMessage, coded_rounds, room
 from pliant.schedules.collective import Collective
 from pliant.schedules.rooted import OwnerSchedule
@@ -184,7 +184,6 @@ class ScheduledCodedAverage(_CodedMoves):
         """
         if x.numel() != self._numel:
             raise ValueError(f"this average is for vectors of {self._numel} elements, but got {x.numel()}.")
-        sent: Work = EndedWork()
         for number, each in enumerate(self._rounds):
             for part in each.means:
                 self._encode_mean(part, x, residual, seed)
@@ -193,16 +192,13 @@ class ScheduledCodedAverage(_CodedMoves):
                     self._encode(part, x, residual, seed + self._comm.rank + 1)
                 for part in m.copied:
                     part.payload.copy_(self._sums[part.block])
-            came, leaving = self._receives.exchange([(m.peer, m.buffer) for m in each.sends], number)
-            AllWorks(came, sent).wait()  # what leaves in this round may do so until the next one
-            sent = leaving
+            self._receives.go_through([(m.peer, m.buffer) for m in each.sends], number)
             for m in each.receives:
                 for part in m.added:
                     self._codec.decode_add(part.payload, part.of(x))
                 for part in (*m.taken, *m.copied):
                     self._codec.decode(part.payload, part.of(x))
-        sent.wait()
-        self._receives.stand()
+        self._receives.end()
 
     def _encode(self, part: _Part, x: Tensor, residual: Tensor | None, seed: int) -> None:
         """Encode a partial sum for the next rank."""
@@ -251,18 +247,14 @@ class ScheduledCodedSum(_CodedMoves):
 
     def __call__(self, x: Tensor, seed: int) -> None:
         """Replace what this rank owns of x by its sum; the rest is left in an undefined state."""
-        sent: Work = EndedWork()
         for number, each in enumerate(self._rounds):
             for m in each.sends:
                 for part in (*m.added, *m.taken):
                     self._codec.encode(part.of(x), part.payload, seed + self._comm.rank + 1)
-            came, leaving = self._receives.exchange([(m.peer, m.buffer) for m in each.sends], number)
-            AllWorks(came, sent).wait()  # what leaves in this round may do so until the next one
-            sent = leaving
+            self._receives.go_through([(m.peer, m.buffer) for m in each.sends], number)
             for m in each.receives:
                 for part in m.added:
                     self._codec.decode_add(part.payload, part.of(x))
                 for part in m.taken:
                     self._codec.decode(part.payload, part.of(x))
-        sent.wait()
-        self._receives.stand()
+        self._receives.end()

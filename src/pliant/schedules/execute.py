@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pliant.comm.agreement import require_same
-from pliant.comm.base import Comm, EndedWork, Work, require_contiguous
-from pliant.comm.standing import AllWorks, StandingReceives
+from pliant.comm.base import Comm, require_contiguous
+from pliant.comm.standing import StandingReceives
 from pliant.schedules.collective import Collective, MergedCollective
 from pliant.schedules.verify import ScheduleError, verify
 from pliant.spec import Schedule
@@ -171,19 +171,15 @@ class ScheduledAllReduce:
                 f"this sum is for vectors of {self._numel} elements of {self._dtype}, but got {x.numel()} of {x.dtype}."
             )
         rows = x.view(-1, self._unit)  # (num_rows, unit)
-        sent: Work = EndedWork()
         for number, each in enumerate(self._rounds):
             for m in each.sends:
                 m.added.take(rows, m.buffer[: m.num_added])
                 m.copied.take(rows, m.buffer[m.num_added :])
-            came, leaving = self._receives.exchange([(m.peer, m.buffer) for m in each.sends], number)
-            AllWorks(came, sent).wait()  # what leaves in this round may do so until the next one
-            sent = leaving
+            self._receives.go_through([(m.peer, m.buffer) for m in each.sends], number)
             for m in each.receives:
                 m.added.add(rows, m.buffer[: m.num_added])
                 m.copied.put(rows, m.buffer[m.num_added :])
-        sent.wait()
-        self._receives.stand()
+        self._receives.end()
         for first, end in self._zero:
             rows[first:end].zero_()
 
