@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,15 +10,18 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from pliant.cli.emulate import topology_from_flags
 from pliant.network import CannotEmulateError, LinkReport
-from pliant_bench.harness import rank_speed
+from pliant.network.changes import without_limits
+from pliant.spec import Link
+from pliant_bench.harness import rank_speed, stages
 from pliant_bench.harness.arms import Arm
 from pliant_bench.harness.command import bench
 from pliant_bench.harness.exchange_period import steps_of_a_turn, uncounted_steps
 from pliant_bench.harness.grid import NetworkController, cells_left, cells_of, cells_of_file
 from pliant_bench.harness.metric import METRICS
 from pliant_bench.harness.progress import Progress
-from pliant_bench.harness.setup import MARK, STOP, Cell, Setup, stage_file
+from pliant_bench.harness.setup import MARK, OPEN, STOP, Cell, Setup, stage_file
 from pliant_bench.tables.report import page
 from pliant_bench.tables.text import markdown
 from pliant_bench.tables.winners import cell_rows, read_trained
@@ -191,12 +194,14 @@ class _Hosts:
         return [LinkReport(source="a", target="b", wanted_round_trip_s=0.0, found_round_trip_s=0.0, **figures)]
 
 
-def _conductor(folder, hosts, kept):
-    cells = (Cell(model="cnn", rate="10mbit", delay="0ms"), Cell(model="cnn", rate="10mbit", delay="1s"))
-    setup = Setup(mode="grid", models=("cnn",), arms=("compute",), cells=cells)
+CELLS_OF_ITS_OWN = (Cell(model="cnn", rate="10mbit", delay="0ms"), Cell(model="cnn", rate="10mbit", delay="1s"))
+GRID = Setup(mode="grid", models=("cnn",), arms=("compute",), cells=CELLS_OF_ITS_OWN)
+
+
+def _conductor(folder, hosts, kept, setup=GRID, limits=None):
     progress = Progress(watched=True)
     return NetworkController(
-        setup=setup, num_hosts=2, cluster=hosts, folder=folder, progress=progress, keep=kept.append
+        setup=setup, num_hosts=2, cluster=hosts, limits=limits, folder=folder, progress=progress, keep=kept.append
     )
 
 
@@ -221,6 +226,33 @@ def test_networks_are_set_up_as_ranks_ask_for_them_and_cells_are_kept(tmp_path, 
     _say(conductor, kind="want", stage=3, cell=1)
     assert stage_file(tmp_path, 3).read_text() == STOP  # nobody waits for a network that cannot be
     assert isinstance(conductor.error, CannotEmulateError)
+
+
+def test_a_training_is_judged_without_limits_and_its_network_comes_back(tmp_path):
+    link = Link(source="host0", target="host1", bytes_per_s=1e6, latency_s=0.1, jitter_s=0.01, loss=0.01)
+    limits = replace(topology_from_flags(2, "10mbit", "5ms", [], 1, 0.0), links=(link,))
+    hosts, setup = _Hosts(1.25e6), Setup(mode="train", models=("cnn",), arms=("gossip(free=1)",))
+    conductor = _conductor(tmp_path, hosts, [], setup=setup, limits=limits)
+    _say(conductor, kind="want", stage=0, cell=OPEN)
+    _say(conductor, kind="want", stage=1, cell=0)
+    assert hosts.topologies == [without_limits(limits), limits]
+    assert stage_file(tmp_path, 1).read_text() == "go"
+
+
+def test_ranks_number_their_requests_and_learn_of_a_network_that_cannot_be(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(stages, "dist", SimpleNamespace(barrier=lambda: said.append("meet")))
+    monkeypatch.setattr(stages, "emit", lambda kind, fields: said.append((kind, fields["stage"], fields["cell"])))
+    network = stages.NetworkRequests(tmp_path)
+    stage_file(tmp_path, 0).write_text("go")
+    stage_file(tmp_path, 1).write_text(STOP)
+    network.wait_for(OPEN)
+    assert said == ["meet", ("want", 0, OPEN), "meet"]
+    with pytest.raises(RuntimeError, match="network 1 could not be set up"):
+        network.wait_for(3)
+    monkeypatch.setattr(stages, "time", made_up_clock())
+    with pytest.raises(TimeoutError, match="network 2 was asked for 120 s ago"):
+        network.wait_for(0)
 
 
 def test_a_training_is_kept_as_soon_as_it_is_done(tmp_path):

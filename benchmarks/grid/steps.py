@@ -21,13 +21,12 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1]))
 
 from grid.job import Job, Record, narrow, options
-from grid.trials import ARMS, HOSTS, read, topology_of
+from grid.trials import ARMS, read, topology_of
 
-from pliant.cli.emulate import topology_from_flags
 from pliant.network import EmulatedCluster, emulate_cluster
-from pliant.network.changes import with_links_of
+from pliant.network.changes import without_limits
 from pliant.network.link_check import link_faults
-from pliant.spec import Topology, save
+from pliant.spec import save
 from pliant.spec.files import write_atomically
 from pliant_bench.harness.progress import Progress
 from pliant_bench.harness.setup import MARK, OPEN, Cell, Setup, stage_file
@@ -49,14 +48,10 @@ class Network:
     def __init__(self, cluster: EmulatedCluster, folder: Path) -> None:
         self._cluster, self._folder = cluster, folder
         self._limited = cluster.topology
-        without = topology_from_flags(HOSTS, "none", "0ms", [], 1, 0.0)
-        # The same pairs have links, so that queues stay.
-        links = with_links_of(without, [self._limited])
-        self._open = Topology(hosts=links.hosts, links=links.links, provenance="given")
 
     def answer(self, said: Record) -> None:
         """Set up what the ranks want, and tell them that it is there."""
-        self._cluster.reshape(self._open if said["cell"] == OPEN else self._limited)
+        self._cluster.reshape(without_limits(self._limited) if said["cell"] == OPEN else self._limited)
         write_atomically(stage_file(self._folder, said["stage"]), "go")
 
 

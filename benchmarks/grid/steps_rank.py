@@ -3,7 +3,6 @@
 ``python benchmarks/grid/steps_rank.py SETUP.json UNTIL``    with torchrun's environment; UNTIL: no arm begins later
 """
 
-import itertools
 import sys
 import time
 from datetime import timedelta
@@ -18,7 +17,7 @@ from pliant_bench.harness.emit import emit
 from pliant_bench.harness.learners import timed_learner
 from pliant_bench.harness.rank_speed import speed_of
 from pliant_bench.harness.setup import OPEN, Setup
-from pliant_bench.harness.stages import await_network
+from pliant_bench.harness.stages import NetworkRequests
 from pliant_bench.harness.wire import busiest
 
 TIMEOUT_S = 300.0
@@ -28,19 +27,19 @@ def main(path: str, until_s: float) -> None:
     """Make and warm up each arm while nothing limits the network, measure it on the cell's, and say what came out."""
     setup = load(Setup, path)
     (cell,) = setup.cells
-    folder, stages = Path(path).parent, itertools.count()
+    network = NetworkRequests(Path(path).parent)
     torch.set_num_threads(1)  # ranks share this machine
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     learner = timed_learner(cell.model, setup)
-    await_network(folder, next(stages), OPEN)
+    network.wait_for(OPEN)
     alone_s = computing_s(ready_arm("compute", learner), learner)
     speed = speed_of(cell.slow_share, alone_s)
     for name in setup.arms:
-        await_network(folder, next(stages), OPEN)
+        network.wait_for(OPEN)
         if busiest([time.time()])[0] > until_s:
             break
         arm = ready_arm(name, learner)
-        await_network(folder, next(stages), 0)
+        network.wait_for(0)
         turns = Turns(arm, learner, speed)
         take_turns([turns], setup)
         emit("arm", {"arm": name, "computing_s": alone_s, **turns.found()})

@@ -54,7 +54,7 @@ def train(
         begun = len(left)
 
         def keep(records: list[Record]) -> None:
-            job.add(left.pop(0), {**about, **brief(records[-1], timed=cell is not None)})
+            job.add(left.pop(0), {**about, **brief(records, timed=cell is not None)})
 
         job.begin()
         try:
@@ -65,9 +65,13 @@ def train(
             job.add(left.pop(0), {**about, "error": str(error).strip().rpartition("\n")[2][:400]})
 
 
-def brief(record: Record, *, timed: bool) -> Record:
-    """Return a training's curve and end; with times where ranks were on a network of their own."""
+def brief(records: list[Record], *, timed: bool) -> Record:
+    """Return the last training's curve and end; with times, also of computing alone, on a network of their own."""
+    record = records[-1]
     names = ("step", "accuracy", *(("time_s",) if timed else ()))
     curve = [{name: round(point[name], 4) for name in names} for point in record["curve"]]
-    facts = ("step_s", "sent_bytes") if timed else ("sent_bytes",)
-    return {"curve": curve, "final_accuracy": record["final_accuracy"], **{name: record[name] for name in facts}}
+    found = {"curve": curve, "final_accuracy": record["final_accuracy"], "sent_bytes": record["sent_bytes"]}
+    if timed:
+        alone = next(record for record in records if record["kind"] == "alone")
+        found |= {"step_s": record["step_s"], "computing_s": alone["step_s"]}
+    return found

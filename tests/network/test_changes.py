@@ -1,10 +1,12 @@
 """Links that change at times that are known before."""
 
+from dataclasses import replace
+
 import pytest
 
 from pliant.network import changes
-from pliant.network.changes import Change, Timetable, parse_changes, with_links_of
-from pliant.spec import Host, Link, Topology
+from pliant.network.changes import Change, Timetable, parse_changes, with_links_of, without_limits
+from pliant.spec import Host, Link, Rack, Topology
 from waiting import made_up_clock
 
 HOSTS = Topology(
@@ -87,6 +89,17 @@ def test_each_change_is_made_once_at_its_time(monkeypatch):
     assert [change.at_s for change in table.left] == [9]
     with pytest.raises(ValueError, match="finite and at least 0"):
         Change(at_s=-1.0, topology=HOSTS)
+
+
+def test_without_limits_every_host_rack_and_link_stays_and_none_is_held():
+    rack = Rack(name="r", hosts=("a", "b-2", "c"), send_bytes_per_s=1e6)
+    lossy = Link(source="a", target="b-2", bytes_per_s=1e6, latency_s=0.1, jitter_s=0.01, loss=0.01)
+    topology = replace(HOSTS, links=(lossy,), racks=(rack,))
+    opened = without_limits(topology)
+    assert opened.links == (Link(source="a", target="b-2", bytes_per_s=0.0, latency_s=0.0),)
+    assert opened.racks == (Rack(name="r", hosts=rack.hosts),)
+    assert [h.name for h in opened.hosts] == [h.name for h in topology.hosts]
+    assert all(h.send_bytes_per_s == h.receive_bytes_per_s == h.delay_s == 0.0 for h in opened.hosts)
 
 
 def test_all_topologies_of_a_timetable_have_the_same_links():

@@ -9,13 +9,14 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pliant.network import EmulatedCluster, LinkReport, RankResult
+from pliant.network.changes import without_limits
 from pliant.network.link_check import link_faults
-from pliant.spec import Topology, save, to_json
+from pliant.spec import save, to_json
 from pliant.spec.files import write_atomically
 from pliant_bench.collect.job import CHECK, Job, PlannedTrial, WorkloadCell, left_of, place_of
 from pliant_bench.collect.journal import Journal
@@ -110,7 +111,7 @@ class Collector:
     def _set_up(self, wanted: int) -> None:
         if self._cluster is not None and wanted != CHECK:
             topology = self._job.places[max(wanted, 0)].topology
-            self._cluster.reshape(_without_limits(topology) if wanted == OPEN else topology)
+            self._cluster.reshape(without_limits(topology) if wanted == OPEN else topology)
         if wanted == OPEN:
             return
         self._links = self._cluster.check_links() if self._cluster is not None else []
@@ -180,12 +181,6 @@ class Collector:
         )
 
 
-def _without_limits(topology: Topology) -> Topology:
-    """Return the same hosts without limits."""
-    hosts = (replace(h, send_bytes_per_s=0.0, receive_bytes_per_s=0.0, delay_s=0.0) for h in topology.hosts)
-    return replace(topology, hosts=tuple(hosts))
-
-
 def collect(
     job: Job,
     cluster: EmulatedCluster | LocalHosts,
@@ -204,7 +199,7 @@ def collect(
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             save(left, folder / "job.json")
             if isinstance(cluster, EmulatedCluster):  # delays end with the thread that set them, and ranks have to meet
-                cluster.reshape(_without_limits(cluster.topology))
+                cluster.reshape(without_limits(cluster.topology))
             hosts = cluster if isinstance(cluster, EmulatedCluster) else None
             collector = Collector(left, hosts, folder, journal, machine, note)
             argv = [sys.executable, "-m", "pliant_bench.collect.worker", str(folder / "job.json")]

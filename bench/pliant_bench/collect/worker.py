@@ -18,7 +18,7 @@ from pliant_bench.collect.job import CHECK, Job
 from pliant_bench.collect.trial import ReplayedModel, run_trial
 from pliant_bench.harness.emit import emit
 from pliant_bench.harness.setup import OPEN
-from pliant_bench.harness.stages import await_network
+from pliant_bench.harness.stages import NetworkRequests
 
 __all__ = ["main"]
 
@@ -28,18 +28,12 @@ def main(path: str) -> None:
     job, folder = load(Job, path), Path(path).parent
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=max(300.0, job.timeout_s)))
-    stage = 0
-
-    def network(wanted: int) -> None:
-        nonlocal stage
-        await_network(folder, stage, wanted)
-        stage += 1
-
+    network = NetworkRequests(folder)
     for number, place in enumerate(job.places):
-        network(OPEN)
+        network.wait_for(OPEN)
         with _ends_within(job.timeout_s):
             model = ReplayedModel(place, job)
-        network(number)
+        network.wait_for(number)
         emit("session", {"place": number, "compute_s": model.compute_s})
         for entry in place.entries:
             emit("begin", {"place": number, "number": entry.number})
@@ -50,8 +44,8 @@ def main(path: str) -> None:
                 with _ends_within(job.timeout_s):
                     model.abandon()
                     model = ReplayedModel(place, job)
-        network(CHECK)
-        network(OPEN)
+        network.wait_for(CHECK)
+        network.wait_for(OPEN)
         with _ends_within(job.timeout_s):
             model.run.close()
     dist.barrier()

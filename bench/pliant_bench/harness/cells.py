@@ -14,7 +14,7 @@ from pliant_bench.harness.exchange_period import steps_of_a_turn, uncounted_step
 from pliant_bench.harness.learners import Learner, timed_learner
 from pliant_bench.harness.rank_speed import RankSpeed, speed_of
 from pliant_bench.harness.setup import OPEN, Cell, Setup
-from pliant_bench.harness.stages import await_network
+from pliant_bench.harness.stages import NetworkRequests
 from pliant_bench.harness.wire import busiest, formula_bytes
 
 __all__ = ["Turns", "computing_s", "measure_cells", "ready_arm", "take_turns"]
@@ -25,16 +25,14 @@ _ALONE_STEPS = 10
 
 def measure_cells(setup: Setup, folder: Path) -> None:
     """Measure all cells, and say after each what came out. Collective."""
-    stage = 0
+    network = NetworkRequests(folder)
     for model_name, cells in groupby(setup.cells, key=lambda cell: cell.model):
         learner = timed_learner(model_name, setup)
-        await_network(folder, stage, OPEN)
+        network.wait_for(OPEN)
         arms, alone_s = _ready(model_name, learner, setup)
-        stage += 1
         for cell in cells:
-            await_network(folder, stage, setup.cells.index(cell))
+            network.wait_for(setup.cells.index(cell))
             _measure(cell, arms, learner, setup, speed_of(cell.slow_share, alone_s))
-            stage += 1
         for arm in arms:
             arm.close()
 

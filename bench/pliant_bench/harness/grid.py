@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from pliant.cli.emulate import topology_from_flags
 from pliant.network import LinkReport
+from pliant.network.changes import without_limits
 from pliant.network.link_check import link_faults
 from pliant.spec import Topology
 from pliant.spec.files import write_atomically
@@ -69,6 +70,8 @@ class NetworkController:
     num_hosts: int
     cluster: Reshaped | None
     """None for ranks on loopback, which have no links to change."""
+    limits: Topology | None = None
+    """Network of a training, in the place of a grid's cells."""
     folder: Path
     """Where the ranks look for answers."""
     progress: Progress
@@ -100,14 +103,18 @@ class NetworkController:
     def _answer(self, stage: int, wanted: int) -> None:
         answer = "go"
         try:
-            self._set_up(None if wanted == OPEN else self.setup.cells[wanted])
+            self._set_up(wanted)
         except Exception as error:  # noqa: BLE001  whatever it is, ranks must not wait, and who started us raises it
             self.error, answer = error, STOP
         write_atomically(stage_file(self.folder, stage), answer)
 
-    def _set_up(self, cell: Cell | None) -> None:
+    def _set_up(self, wanted: int) -> None:
         if self.cluster is None:
             return
+        if self.limits is not None:
+            self.cluster.reshape(without_limits(self.limits) if wanted == OPEN else self.limits)
+            return
+        cell = None if wanted == OPEN else self.setup.cells[wanted]
         rate, delay = ("none", "0ms") if cell is None else (cell.rate, cell.delay)
         self.cluster.reshape(topology_from_flags(self.num_hosts, rate, delay, [], 1, 0.0))
         if cell is None:

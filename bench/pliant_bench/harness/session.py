@@ -144,10 +144,13 @@ def run_workers(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "setup.json"
         save(setup, path)
+        emulated = cluster if isinstance(cluster, EmulatedCluster) else None
+        limits = emulated.topology if emulated is not None and setup.mode == "train" else None
         conductor = NetworkController(
             setup=setup,
             num_hosts=hosts,
-            cluster=cluster if isinstance(cluster, EmulatedCluster) else None,
+            cluster=emulated,
+            limits=limits,
             folder=Path(folder),
             progress=progress,
             keep=keep,
@@ -156,6 +159,8 @@ def run_workers(
         with live if console.is_terminal and not rank_of_torchrun() else nullcontext():
             argv = [sys.executable, "-m", "pliant_bench.harness.worker", str(path)]
             results = cluster.run(argv, on_line=conductor.take)
+        if emulated is not None and limits is not None:
+            emulated.reshape(limits)
     if conductor.error is not None:
         raise conductor.error
     failed = [r for r in results if r.exit_code and not r.ended_by_us] or [r for r in results if r.exit_code]

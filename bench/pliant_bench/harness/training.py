@@ -12,7 +12,8 @@ from pliant_bench.harness.emit import emit
 from pliant_bench.harness.learners import TrainedLearner
 from pliant_bench.harness.names import warmup_steps_of
 from pliant_bench.harness.rank_speed import RankSpeed, speed_of
-from pliant_bench.harness.setup import Setup
+from pliant_bench.harness.setup import OPEN, Setup
+from pliant_bench.harness.stages import NetworkRequests
 from pliant_bench.harness.wire import busiest, formula_bytes
 
 __all__ = ["compute_alone", "num_steps", "set_learning_rate", "train"]
@@ -31,8 +32,21 @@ def compute_alone(learner: TrainedLearner) -> float:
     return alone_s
 
 
-def train(name: str, seed: int, learner: TrainedLearner, setup: Setup, alone_s: float) -> None:
-    """Train one arm from one seed, and say how it went. Collective."""
+def train(
+    name: str, seed: int, learner: TrainedLearner, setup: Setup, alone_s: float, network: NetworkRequests | None
+) -> None:
+    """Train one arm from one seed, and say how it went. Collective.
+
+    Args:
+        name: Of the arm.
+        seed: Of the training.
+        learner: Which has the task.
+        setup: The benchmark.
+        alone_s: Time of a step without communication.
+        network: Has no limits while points of a free pace are judged, which can last longer than the training; None:
+            nobody can change it.
+
+    """
     total = num_steps(learner, setup)
     arm = learner.arm(name, seed, total)
     speed = speed_of(setup.slow_share, alone_s)
@@ -53,9 +67,14 @@ def train(name: str, seed: int, learner: TrainedLearner, setup: Setup, alone_s: 
         losses.clear()
         if curve.reach(until, sum(steps_s), mean_loss):
             break
+    opened = network if arm.free else None
+    if opened is not None:
+        opened.wait_for(OPEN)
     curve.end()
     _say_trained(arm, seed, curve, setup, learner)
     arm.close()
+    if opened is not None:
+        opened.wait_for(0)
 
 
 def _ends(total: int, every: int) -> list[int]:

@@ -18,6 +18,7 @@ from pliant_bench.harness.cells import measure_cells
 from pliant_bench.harness.learners import LearnsOwn, LearnsTask, TrainedLearner
 from pliant_bench.harness.rounds import measure
 from pliant_bench.harness.setup import Setup
+from pliant_bench.harness.stages import NetworkRequests
 from pliant_bench.harness.training import compute_alone, train
 
 __all__ = ["main"]
@@ -37,9 +38,10 @@ def main(path: str) -> None:
     else:
         learner = _trained_learner(setup)
         alone_s = compute_alone(learner)
+        network = NetworkRequests(Path(path).parent) if setup.emulated else None
         for seed in setup.seeds:
             for name in setup.arms:
-                train(name, seed, learner, setup, alone_s)
+                train(name, seed, learner, setup, alone_s, network)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pliant.spec import Host, Link, Topology
 from pliant.spec.units import parse_rate, parse_share, parse_time
 
-__all__ = ["Change", "Timetable", "parse_changes", "with_links_of"]
+__all__ = ["Change", "Timetable", "parse_changes", "with_links_of", "without_limits"]
 
 _FORM = re.compile(r"\s*at\s+(\S+)\s*:\s*(\S+)\s+(.+)")
 _EXAMPLE = "'at 60s: 2-3 10mbit', 'at 60s: 2>3 10mbit delay 50ms jitter 5ms loss 1%' or 'at 2min: 2 none'"
@@ -54,6 +54,17 @@ def with_links_of(topology: Topology, others: Sequence[Topology]) -> Topology:
     missing = {(link.source, link.target) for other in others for link in other.links} - there
     added = (Link(source=a, target=b, bytes_per_s=0.0, latency_s=delay_s[b]) for a, b in sorted(missing))
     return replace(topology, links=(*topology.links, *added))
+
+
+def without_limits(topology: Topology) -> Topology:
+    """Return the same hosts, racks and links without limits, delays or losses; see `with_links_of` for its use."""
+    none = {"send_bytes_per_s": 0.0, "receive_bytes_per_s": 0.0}
+    return replace(
+        topology,
+        hosts=tuple(replace(host, delay_s=0.0, **none) for host in topology.hosts),
+        links=tuple(replace(link, bytes_per_s=0.0, latency_s=0.0, jitter_s=0.0, loss=0.0) for link in topology.links),
+        racks=tuple(replace(rack, **none) for rack in topology.racks),
+    )
 
 
 def parse_changes(texts: Iterable[str], topology: Topology) -> tuple[Change, ...]:
