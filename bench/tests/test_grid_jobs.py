@@ -127,9 +127,11 @@ def test_page_and_tables_show_what_is_there(load, tmp_path, monkeypatch, capsys)
     lines = [_training("curve", arm, k, 100, 0.88) for arm in ("ddp-bf16", "choco") for k in range(3)]
     for each in (*steps, *lines):
         each |= {"at": "2026-11-25 12:00:00 UTC", "load": 0.5, "commit": "abc"}
-    files = {"steps": _write(tmp_path / "s.jsonl", steps), "curves": _write(tmp_path / "c.jsonl", lines)}
+    before = [{**steps[-2], "step_s": [9.0, 9.0]}]  # measured again since, in the second file
+    files = (_write(tmp_path / "before.jsonl", before), _write(tmp_path / "s.jsonl", steps))
     written = {name: tmp_path / f"page.{name}" for name in ("md", "html", "json")}
-    options = [text for name, path in {**files, **written}.items() for text in (f"--{name}", str(path))]
+    options = [text for name, path in written.items() for text in (f"--{name}", str(path))]
+    options += ["--steps", *map(str, files), "--curves", str(_write(tmp_path / "c.jsonl", lines))]
     monkeypatch.setattr(sys, "argv", ["page.py", *options])
     page.main()
     text = written["md"].read_text()

@@ -20,6 +20,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))
 
 from grid.job import Job, Record, narrow, options
+from grid.steps import base_step_s
 from grid.trainings import TARGET, train
 from grid.trials import FREE, HOSTS, LEARNING_RATES, SEEDS, read, topology_of
 
@@ -68,7 +69,9 @@ def run_curves(job: Job) -> None:
 
 
 def run_in_cells(job: Job, kind: str, rate: float, cells: Sequence[str] = (), arms: Sequence[str] = ()) -> None:
-    """Train in each cell, in one world of hosts, what is left there: first one seed in all cells.
+    """Train in each cell what is left there: first one seed in all cells, then the others.
+
+    Each line has the step time of 16-bit DDP as it was just before, on the same hosts and machine, as `base_step_s`.
 
     Args:
         job: To which the trials belong.
@@ -79,13 +82,18 @@ def run_in_cells(job: Job, kind: str, rate: float, cells: Sequence[str] = (), ar
 
     """
     known = {cell["cell"]: cell for cell in read("cell")}
-    left = sorted(job.left(kind, cells, arms), key=lambda trial: trial["seed"])
-    for (name, _), mine in itertools.groupby(left, key=lambda trial: (trial["cell"], trial["seed"])):
+    order = {cell: number for number, cell in enumerate(known)}
+    left = sorted(job.left(kind, cells, arms), key=lambda t: (t["seed"] != SEEDS[0], order[t["cell"]], t["seed"]))
+    for (name, _), mine in itertools.groupby(left, key=lambda trial: (trial["cell"], trial["seed"] == SEEDS[0])):
         if not job.has_time():
             return
         with emulate_cluster(topology_of(known[name]), check=False) as cluster:
-            faults = link_faults(cluster.check_links())
-            train(job, list(mine), rate, cluster, {**known[name], "links_wrong": faults})
+            about = {
+                "links_wrong": link_faults(cluster.check_links()),
+                "base_step_s": base_step_s(cluster, known[name]),
+            }
+            for _, alike in itertools.groupby(mine, key=lambda trial: trial["seed"]):
+                train(job, list(alike), rate, cluster, about, known[name]["slow_share"])
 
 
 def main() -> None:

@@ -1,22 +1,25 @@
 """Time to accuracy over 16-bit DDP of every arm in every cell: tables in Markdown, and a page with plots.
 
-    python benchmarks/grid/page.py --steps F.jsonl --curves F.jsonl [--free F.jsonl] [--confirm F.jsonl] \
-        [--md F.md] [--html F.html] [--json F.json]
+    python benchmarks/grid/page.py --steps F.jsonl ... --curves F.jsonl ... [--free F.jsonl ...] \
+        [--confirm F.jsonl ...] [--md F.md] [--html F.html] [--json F.json]
 
-It joins the lines of `steps.py`, `curves.py` and `confirm.py`, as far as they are there. --json writes the cells that
-differ in rate and delay alone as `pliant bench --grid` does, for `benchmarks/draw_grid.py`.
+It joins the lines of `steps.py`, `curves.py` and `confirm.py`, as far as they are there; of two lines of one trial that
+of the later file counts. --json writes the cells that differ in rate and delay alone as `pliant bench --grid` does, for
+`benchmarks/draw_grid.py`.
 """
 
 import argparse
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
 
+from grid.job import KEY
 from grid.join import TARGET, Curve, curves_of, entries
 from grid.tables import Joined, markdown, tables
 from grid.trials import read
@@ -36,9 +39,10 @@ INTRODUCTION = (
 )
 
 
-def lines(path: Path | None, *kinds: str) -> list[Record]:
-    """Return the lines of some kinds."""
-    return [record for record in (read_records(path) if path else ()) if record["kind"] in kinds]
+def lines(paths: Sequence[Path], *kinds: str) -> list[Record]:
+    """Return the lines of some kinds, one a trial: that of the last file which has it."""
+    found = [record for path in paths for record in read_records(path) if record["kind"] in kinds]
+    return list({tuple(record.get(name) for name in KEY): record for record in found}.values())
 
 
 def measured(records: list[Record]) -> str:
@@ -56,8 +60,8 @@ def by_cell(records: list[Record]) -> dict[str, dict[str, Curve]]:
     return {name: curves_of([record for record in records if record["cell"] == name]) for name in names}
 
 
-def files(given: argparse.Namespace) -> dict[str, tuple[Path | None, tuple[str, ...]]]:
-    """Return option -> its file, and the kinds of lines there."""
+def files(given: argparse.Namespace) -> dict[str, tuple[Sequence[Path], tuple[str, ...]]]:
+    """Return option -> its files, and the kinds of lines there."""
     kinds = {"steps": ("step",), "curves": ("rate", "curve"), "free": ("free",), "confirm": ("confirm",)}
     return {name: (getattr(given, name), mine) for name, mine in kinds.items()}
 
@@ -121,16 +125,16 @@ def equal_turns(record: Record) -> Record:
 def main() -> None:
     """Do what the command line asks for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--steps", type=Path, required=True)
-    parser.add_argument("--curves", type=Path, required=True)
-    for name in ("free", "confirm", "md", "html", "json"):
+    for name in ("steps", "curves", "free", "confirm"):
+        parser.add_argument(f"--{name}", type=Path, nargs="+", default=(), required=name in ("steps", "curves"))
+    for name in ("md", "html", "json"):
         parser.add_argument(f"--{name}", type=Path)
     given = parser.parse_args()
     if given.html:
         require_plotly()
     found = joined(given)
     facts = {"command": shlex.join(["python", *sys.argv])}
-    facts |= {name: measured(lines(path, *kinds)) for name, (path, kinds) in files(given).items()}
+    facts |= {name: measured(lines(paths, *kinds)) for name, (paths, kinds) in files(given).items()}
     facts["cpu"], facts["software"] = (machine()[name] for name in ("cpu", "software"))
     text = markdown(found, INTRODUCTION, facts)
     print(text)

@@ -12,16 +12,17 @@ to try again. 16-bit DDP comes once more at the end of each cell, so that one se
 
 import itertools
 import json
+import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
 
 from grid.job import Job, Record, narrow, options
-from grid.trials import ARMS, read, topology_of
+from grid.trials import ARMS, BASE, read, topology_of
 
 from pliant.network import EmulatedCluster, emulate_cluster
 from pliant.network.changes import without_limits
@@ -55,8 +56,17 @@ class Network:
         write_atomically(stage_file(self._folder, said["stage"]), "go")
 
 
-def measure(job: Job, cluster: EmulatedCluster, trials: Sequence[Record], cell: Record, faults: list[str]) -> int:
-    """Start ranks, which measure arms until one fails or the time is over; return how many have a line now.
+def measure(
+    cluster: EmulatedCluster, cell: Record, arms: Sequence[str], until_s: float, take: Callable[[Record], None]
+) -> None:
+    """Start ranks, which measure arms one after another; one that fails is taken as its `error`, and is the last.
+
+    Args:
+        cluster: Hosts with the cell's links.
+        cell: Of the list.
+        arms: Their names.
+        until_s: No arm begins later; seconds since the epoch.
+        take: Called with what was found for each arm, in order.
 
     Raises:
         RuntimeError: The ranks failed before the first arm, or after the last.
@@ -65,39 +75,46 @@ def measure(job: Job, cluster: EmulatedCluster, trials: Sequence[Record], cell: 
     setup = Setup(
         mode="grid",
         models=("cnn",),
-        arms=tuple(trial["arm"] for trial in trials),
+        arms=tuple(arms),
         rounds=TURNS,
         cell_seconds=ARM_SECONDS,
         cells=(Cell(model="cnn", rate=cell["cell"], delay="", slow_share=cell["slow_share"]),),
         emulated=True,
     )
-    left, stage = list(trials), -1
+    num_found, stage = 0, -1
     with tempfile.TemporaryDirectory() as folder:
         save(setup, Path(folder) / "setup.json")
         network, progress = Network(cluster, Path(folder)), Progress(watched=True)
 
         def on_line(rank: int, line: str) -> None:
-            nonlocal stage
+            nonlocal num_found, stage
             said: dict[str, Any] = json.loads(line.removeprefix(MARK)) if line.startswith(MARK) else {"kind": ""}
             if said["kind"] == "want":
                 stage = said["stage"]
                 network.answer(said)
             elif said["kind"] == "arm":
-                found = {name: value for name, value in said.items() if name not in ("kind", "arm")}
-                job.add(left.pop(0), {**found, "links_wrong": faults})
+                take({name: value for name, value in said.items() if name not in ("kind", "arm")})
+                num_found += 1
             else:
                 progress.take(rank, line)
 
-        job.begin()
-        argv = [sys.executable, str(RANK), str(Path(folder) / "setup.json"), str(job.until_s)]
+        argv = [sys.executable, str(RANK), str(Path(folder) / "setup.json"), str(until_s)]
         results = cluster.run(argv, on_line=on_line)
     failed = [r for r in results if r.exit_code and not r.ended_by_us] or [r for r in results if r.exit_code]
     if failed:
         words = progress.last_words(failed[0].rank)
-        if stage < 1 or not left:
+        if stage < 1 or num_found == len(arms):
             raise RuntimeError(f"rank {failed[0].rank} failed, but no arm was measured then:\n{words}")
-        job.add(left.pop(0), {"error": words.strip().rpartition("\n")[2][:400], "rank": failed[0].rank})
-    return len(trials) - len(left)
+        take({"error": words.strip().rpartition("\n")[2][:400], "rank": failed[0].rank})
+
+
+def base_step_s(cluster: EmulatedCluster, cell: Record) -> float:
+    """Return the step time of 16-bit DDP on a cell's hosts, median of its turns. Raises RuntimeError if it fails."""
+    found: list[Record] = []
+    measure(cluster, cell, [BASE], float("inf"), found.append)
+    if "error" in found[0]:
+        raise RuntimeError(f"{BASE} failed in the cell {cell['cell']}: {found[0]['error']}")
+    return statistics.median(found[0]["step_s"])
 
 
 def run(job: Job, cells: Sequence[str] = (), arms: Sequence[str] = ()) -> None:
@@ -110,10 +127,14 @@ def run(job: Job, cells: Sequence[str] = (), arms: Sequence[str] = ()) -> None:
         with emulate_cluster(topology_of(known[name]), check=False) as cluster:
             faults = link_faults(cluster.check_links())
             print(f"{name}: links are {'as asked for' if not faults else '; '.join(faults)}", flush=True)
+
+            def take(found: Record, left: list[Record] = left, faults: list[str] = faults) -> None:
+                job.add(left.pop(0), {**found, "links_wrong": faults})
+
             while left and job.has_time():
-                some = left[: int(min(len(left), job.may))]
-                done = measure(job, cluster, some, known[name], faults)
-                left = left[done:]
+                job.begin()
+                arms = [trial["arm"] for trial in left[: int(min(len(left), job.may))]]
+                measure(cluster, known[name], arms, job.until_s, take)
 
 
 def main() -> None:

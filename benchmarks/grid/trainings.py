@@ -21,7 +21,12 @@ PER_WORLD = 6
 
 
 def train(
-    job: Job, trials: Sequence[Record], lr: float, cluster: EmulatedCluster | LocalHosts, cell: Record | None = None
+    job: Job,
+    trials: Sequence[Record],
+    lr: float,
+    cluster: EmulatedCluster | LocalHosts,
+    about: Record | None = None,
+    slow_share: float = 0.0,
 ) -> None:
     """Train the arms of trials of one seed and write their lines; one that fails gets a line and ends no other.
 
@@ -30,12 +35,12 @@ def train(
         trials: What is to be trained.
         lr: Largest learning rate.
         cluster: Where.
-        cell: Cell that the cluster emulates, with what is wrong with its links as `links_wrong`; None on loopback.
+        about: Facts about the network, which each line gets beside times; None on loopback.
+        slow_share: Speed of the last host, as a share of that of the others; 0: all are alike.
 
     """
-    left, about = list(trials), {"learning_rate": lr}
-    if cell is not None:
-        about["links_wrong"] = cell["links_wrong"]
+    left, timed = list(trials), about is not None
+    about = {"learning_rate": lr, **(about or {})}
     while left and job.has_time():
         some = left[: int(min(PER_WORLD, job.may))]
         setup = Setup(
@@ -47,14 +52,14 @@ def train(
             evaluate_every=EVERY,
             target=TARGET,
             lr=lr,
-            slow_share=0.0 if cell is None else cell["slow_share"],
+            slow_share=slow_share,
             data=str(find_images("")),
-            emulated=cell is not None,
+            emulated=timed,
         )
         begun = len(left)
 
         def keep(records: list[Record]) -> None:
-            job.add(left.pop(0), {**about, **brief(records, timed=cell is not None)})
+            job.add(left.pop(0), {**about, **brief(records, timed=timed)})
 
         job.begin()
         try:
