@@ -88,6 +88,11 @@ def test_the_gain_is_a_ratio_of_products_and_its_spread_covers_seeds_and_turns(l
     paced = found["c", "async_average"]  # its own time on this network, not a product
     assert (paced.to_target_s, paced.gain) == pytest.approx((12.0, 1.1 * 101 / 12.0))
     assert not paced.keeps
+    beside = [_training("free", "async_average", k, 120, 0.87, base_step_s=2.0) for k in range(3)]
+    (paced,) = (
+        e for e in join.entries(steps, curves, {"c": join.curves_of(beside)}).values() if e.arm == "async_average"
+    )
+    assert paced.gain == pytest.approx(2.0 * 101 / 12.0)  # over DDP as it was on the same machine
     assert found["c", "post_local_sgd"].to_target_s == pytest.approx(70 * 2.0 + 40 * 0.1)  # exact for a fifth of 350
     assert curves["late"].mean_steps is None  # two seeds are missing
 

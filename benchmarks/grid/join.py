@@ -32,6 +32,8 @@ class Curve:
     """Seed -> seconds to the target, of those trained on a network."""
     final: dict[int, float]
     """Seed -> accuracy at the end."""
+    base_step_s: dict[int, float]
+    """Seed -> step time of 16-bit DDP on the hosts and the machine where it was trained, of those that say it."""
 
     @property
     def whole(self) -> bool:
@@ -91,6 +93,7 @@ def _curve(lines: Sequence[Record]) -> Curve:
         steps={seed: step for seed, step in steps.items() if step is not None},
         time_s={seed: at for seed, at in time_s.items() if at is not None},
         final={line["seed"]: line["final_accuracy"] for line in lines},
+        base_step_s={line["seed"]: line["base_step_s"] for line in lines if "base_step_s" in line},
     )
 
 
@@ -117,6 +120,8 @@ def entries(
         times = _times(step_s, own, turns.get((cell, FIRST.get(arm, arm)), []))
         base_turns = turns.get((cell, BASE), [])
         base_times = _times(base_turns, base, base_turns)
+        if own is not None and base is not None and base_times:  # machines differ, so each beside its own base
+            base_times |= {seed: [at_s * base.steps[seed]] for seed, at_s in own.base_step_s.items()}
         found[cell, arm] = Entry(
             cell=cell,
             arm=arm,
