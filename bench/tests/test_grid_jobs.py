@@ -31,7 +31,7 @@ def _training(kind, arm, seed, steps, final, **more):
     """Return a training that crosses 85 % after so many steps."""
     curve = [{"step": step, "accuracy": 0.85 + (step - steps) / 1000} for step in (0, 200)]
     if kind == "free":
-        curve = [{**point, "time_s": point["step"] / 10} for point in curve]
+        curve, more = [{**point, "time_s": point["step"] / 8} for point in curve], {"step_s": 0.1, **more}
     return {"kind": kind, "arm": arm, "seed": seed, "curve": curve, "final_accuracy": final, **more}
 
 

@@ -32,6 +32,8 @@ class Curve:
     """Seed -> seconds to the target, of those trained on a network."""
     final: dict[int, float]
     """Seed -> accuracy at the end."""
+    step_s: dict[int, float]
+    """Seed -> mean step time, of those trained on a network."""
     base_step_s: dict[int, float]
     """Seed -> step time of 16-bit DDP on the hosts and the machine where it was trained, of those that say it."""
 
@@ -93,6 +95,7 @@ def _curve(lines: Sequence[Record]) -> Curve:
         steps={seed: step for seed, step in steps.items() if step is not None},
         time_s={seed: at for seed, at in time_s.items() if at is not None},
         final={line["seed"]: line["final_accuracy"] for line in lines},
+        step_s={line["seed"]: line["step_s"] for line in lines if _timed(line)},
         base_step_s={line["seed"]: line["base_step_s"] for line in lines if "base_step_s" in line},
     )
 
@@ -136,7 +139,10 @@ def entries(
 
 
 def _times(turns_s: Sequence[float], curve: Curve | None, first_turns_s: Sequence[float]) -> dict[int, list[float]]:
-    """Return seed -> times to the target, one for each turn; those measured on the network itself, if there are any.
+    """Return seed -> times to the target, one for each turn; at a free pace one, with the training's own step time.
+
+    The mean is that of all of the training: ranks that share cores go ahead of each other by turns, so that the last
+    one's time at a point says more of the machine than of the network.
 
     Args:
         turns_s: Step times of the arm.
@@ -146,8 +152,8 @@ def _times(turns_s: Sequence[float], curve: Curve | None, first_turns_s: Sequenc
     """
     if curve is None or not curve.whole or not turns_s or not first_turns_s:
         return {}
-    if curve.time_s:
-        return {seed: [at] for seed, at in curve.time_s.items()}
+    if curve.step_s:
+        return {seed: [step_s * curve.steps[seed]] for seed, step_s in curve.step_s.items()}
     if first_turns_s is turns_s:
         return {seed: [turn_s * steps for turn_s in turns_s] for seed, steps in curve.steps.items()}
     first_s = statistics.median(first_turns_s)

@@ -10,7 +10,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1]))
 
 from grid.join import FIRST, FIRST_STEPS, METRIC, TARGET, Curve, Entry
-from grid.trials import ARMS, BASE
+from grid.trials import ARMS, BASE, SEEDS
 
 from pliant.spec.units import format_time
 from pliant_bench.tables.winners import is_ours
@@ -130,19 +130,30 @@ def _trainings(found: Joined) -> Table:
     everything = [*found.curves.items(), *((f"{a}, {cell}", c) for cell in found.cells for a, c in _free(found, cell))]
     rows: list[list[str]] = []
     for name, curve in everything:
-        steps, gap = sorted(curve.steps.values()), curve.gap(base)
+        gap = curve.gap(base)
         rows.append(
             [
                 name,
-                "not reached" if not curve.whole else f"{curve.mean_steps:.0f} ({steps[0]:.0f} to {steps[-1]:.0f})",
+                _steps(curve),
                 str(len(curve.final)),
                 f"{statistics.mean(curve.final.values()):.2%}",
                 "-" if gap is None else f"{gap:+.2f}",
                 "-" if gap is None else "yes" if curve.keeps(base) else "no",
             ]
         )
-    note = "Mean over seeds, and range; at a free pace in each cell, where a step is one of each rank's own."
+    note = (
+        "Mean over seeds, and range; -: seeds are missing. At a free pace in each cell, where a step is one of each "
+        "rank's own."
+    )
     return "what trainings say", note, head, rows
+
+
+def _steps(curve: Curve) -> str:
+    """Return the steps to the target, or why there are none."""
+    if len(curve.final) < len(SEEDS):
+        return "-"
+    steps = curve.steps.values()
+    return f"{curve.mean_steps:.0f} ({min(steps):.0f} to {max(steps):.0f})" if curve.whole else "not reached"
 
 
 def _free(found: Joined, cell: str) -> list[tuple[str, Curve]]:
