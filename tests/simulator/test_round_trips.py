@@ -33,6 +33,8 @@ def exposed_s(plan, topology, workload=SHORT, **more):
         ("allreduce(few_rounds=true)", 2),
         ("choco", 1),
         ("topk", 1),
+        ("topk(0.1)", 1),
+        ("topk(0.9)", 6),  # so many bytes go around a ring
         ("gossip", 1),
         ("gossip(free=true)", 0),
         ("allreduce", 12),  # a ring's six turns, which ask by themselves
