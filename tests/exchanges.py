@@ -1,6 +1,7 @@
 """The rows of laws over collectives: each makes a function of a vector, over any comm, on any device."""
 
 import itertools
+from functools import cache
 
 import torch
 
@@ -143,9 +144,13 @@ def owners_over_hosts(codec, ways_over=lambda comm: None, hosts_of=lambda size: 
 
 def by_relays(comm):
     """Return ways to owners and back through trees, over ranks or hosts whose pairs differ."""
-    places = len(hosts_of(comm))
-    schedule = pack_trees(mesh(places, 1), owned=[1 / places] * places)
-    return owner_ways(sharded_optimizer(schedule=schedule), comm)
+    return owner_ways(sharded_optimizer(schedule=_relays(len(hosts_of(comm)))), comm)
+
+
+@cache
+def _relays(places):
+    """Return trees over so many ranks or hosts; found once, as a busy machine may end another search earlier."""
+    return pack_trees(mesh(places, 1), owned=[1 / places] * places)
 
 
 def low_rank(comm, device):
