@@ -46,6 +46,15 @@ def test_a_round_takes_the_way_there_and_the_way_back_unless_receives_stand(name
     assert late - near == pytest.approx(max(delays * DELAY_S - hidden_s, 0.0), abs=2e-3)
 
 
+@pytest.mark.parametrize(("rows", "delays"), [(30, 1 + 2 + 2), (30_000, 1 + 6 + 6)])
+def test_few_sparse_rows_go_straight_and_many_around_a_ring(rows, delays):
+    """Numbers of rows are told in a delay, since their receives stand; indices and values have sizes of their own."""
+    table = TensorSpec(name="words", shape=(10**6, 8), dtype="float32", layer="", ready_s=0.02, sparse_rows=rows)
+    work = replace(SHORT, tensors=(table,))
+    late, near = (exposed_s(plan_for(pliant.allreduce()), cluster(4, FAST, d), work) for d in (DELAY_S, 0.0))
+    assert late - near == pytest.approx(delays * DELAY_S, abs=2e-3)
+
+
 @pytest.mark.parametrize("more", [{"nccl": "pcie"}, {"staging_bytes_per_s": 1e12}])
 def test_nccl_has_no_word_to_wait_for_and_what_is_staged_stands_as_well(more):
     plan = plan_for(pliant.qsgd())
