@@ -20,6 +20,8 @@ from pliant.spec import Graph
 CPU = torch.device("cpu")
 STAND = (
     "compressed, Sign(block=32)",
+    "to owners, standing",
+    "from owners, standing",
     "short",
     "short in parts",
     "sparse",
