@@ -1,6 +1,7 @@
 """Comm whose gathers, sums, all-to-alls and broadcasts of short rows take few rounds, for any number of ranks."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -73,7 +74,11 @@ class RoundsComm(WrappedComm):
         super().__init__(comm)
         self._rounds, self._buffers, self._device = rounds_among(comm.size, num_rounds), Scratch(device), device
         self._kinds: dict[tuple[str, int, torch.dtype], _Coming] = {}
-        self._moved = [[torch.tensor(hop.rows, device=device) for hop in hops] for hops in self._rounds]
+
+    @cached_property
+    def _moved(self) -> list[list[Tensor]]:
+        """Rows of an all-to-all that go with each message of each round."""
+        return [[torch.tensor(hop.rows, device=self._device) for hop in hops] for hops in self._rounds]
 
     @property
     def prefers_collectives(self) -> bool:
