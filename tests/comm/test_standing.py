@@ -20,6 +20,8 @@ from pliant.spec import Graph
 CPU = torch.device("cpu")
 STAND = (
     "compressed, Sign(block=32)",
+    "to owners, standing",
+    "from owners, standing",
     "short",
     "short in parts",
     "sparse",
@@ -186,6 +188,21 @@ def test_a_receive_that_stands_is_awaited_once_somebody_waits():
         return before, counts()
 
     assert run_world(2, body, timeout_s=30) == [([2, 80, 2], [3, 120, 3])] * 2
+
+
+def test_an_exchange_that_may_stand_is_one_communication():
+    def body(place):
+        comm, peer = RecordedComm(place.comm), 1 - place.rank
+        receives = StandingReceives(comm, [[(peer, torch.zeros(10))]])
+        begun = []
+        for _ in range(3):
+            receives.exchange([(peer, torch.ones(10))]).wait()
+            receives.stand()
+            comm.all_reduce(torch.ones(1)).wait()
+            begun.append(comm.num_begun)
+        return begun
+
+    assert run_world(2, body, timeout_s=30) == [[2, 4, 6]] * 2
 
 
 def test_a_peer_that_has_ended_fails_only_who_waits_for_it():

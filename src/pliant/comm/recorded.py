@@ -107,6 +107,12 @@ class RecordedComm(WrappedComm):
         return sum((part.calls for part in self._parts), self._calls.copy())
 
     @property
+    def num_begun(self) -> int:
+        """Communications so far. Messages that were expected belong to the exchange that sends, if there is one."""
+        calls = self.calls
+        return calls.total() - min(calls["expect"], calls["exchange"])
+
+    @property
     def without_counting(self) -> Comm:
         """The comm itself, for messages about the run that are no part of training."""
         return self._comm

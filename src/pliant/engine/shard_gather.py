@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from pliant.accelerator import is_accelerator
 from pliant.codecs import Codec, codec_from
 from pliant.collectives.halves import FromOwners
 from pliant.collectives.pairwise import gather_parts
@@ -93,12 +94,14 @@ class CodedShards:
         shards: Places of the weights.
         comm: Ranks that gather.
         device: Device of the buffers.
+        stands: Whether parts are decoded once, so that receives of the next ones stand from then on; not on an
+            accelerator, where those of all parameters would be held in pinned memory.
 
     """
 
-    def __init__(self, codec: Codec, shards: PackedShards, comm: Comm, device: torch.device) -> None:
+    def __init__(self, codec: Codec, shards: PackedShards, comm: Comm, device: torch.device, *, stands: bool) -> None:
         self._pieces = shards.pieces(codec.granularity, device)
-        self._half = FromOwners(codec, self._pieces, comm, device)
+        self._half = FromOwners(codec, self._pieces, comm, device, stands=stands and not is_accelerator(device))
 
     def swap(self, vector: Tensor, seed: int) -> None:
         """Send this rank's part of a vector, (numel,), and receive all others'."""
@@ -109,6 +112,8 @@ class CodedShards:
         for rank, pieces in enumerate(self._pieces):
             for k in range(len(pieces)):
                 self._half.decode_piece(rank, k, vector, add=add)
+        for k in range(self._half.num_rounds):
+            self._half.stand(k)
 
 
 class CodedGather(ShardGather):
@@ -203,7 +208,8 @@ def shard_gather(
     """Return what carries out a node."""
     if node is None or node.codec is None:
         return ExactGather(shards, comm, scratch, keeps=node is not None and not node.regather)
-    coded = CodedShards(codec_from(node.codec), shards, comm, device)
+    once = node.differences or node.regather
+    coded = CodedShards(codec_from(node.codec), shards, comm, device, stands=once)
     if node.differences:
         return DifferenceGather(shards, comm, scratch, coded, device)
     return CodedGather(shards, comm, scratch, coded)

@@ -13,7 +13,7 @@ import torch
 from pliant.accelerator import synchronize
 from pliant.comm.base import Comm
 from pliant.comm.text_broadcast import broadcast_text
-from pliant.netmodel import Overheads
+from pliant.netmodel import Overheads, overheads_of
 from pliant.schedules.background import BackgroundSolver, SolverOptions
 from pliant.schedules.collective import Collective
 from pliant.spec import Schedule, Topology, from_json, to_json
@@ -83,7 +83,6 @@ class ScheduleChoice:
                 f"the schedule {self._given.name!r} is for {self._given.num_ranks} ranks, but {num_places} add up; "
                 "make one for this network with `pliant schedule`."
             )
-        self._overheads = overheads if overheads is not None else Overheads()
         self._ready: dict[str, Callable[..., None]] = {}
         self._known: dict[str, SumKind] = {}
         """Kinds that were asked for and still come, the same on all ranks."""
@@ -96,7 +95,8 @@ class ScheduleChoice:
         """Whether rank 0 has something to decide; sums while it had; and sums of a kind before a search for it."""
         self._solver: BackgroundSolver | None = None
         if self._topology is not None and comm.rank == 0:
-            self._solver = BackgroundSolver(solver, self._topology, self._overheads)
+            known = overheads if overheads is not None else overheads_of(self._topology)
+            self._solver = BackgroundSolver(solver, self._topology, known)
             weakref.finalize(self, self._solver.close)
 
     @property

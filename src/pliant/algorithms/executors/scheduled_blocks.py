@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from pliant.collectives import BlockGrid, BlockResult
+from pliant.collectives.rounds import comm_for_rows
 from pliant.comm.base import Comm
 from pliant.schedules import SparseAllReduce
 from pliant.spec import Topology
@@ -37,7 +38,9 @@ class ScheduledBlockSum:
         self._blocks = grid.elements(torch.ones(len(grid.starts), dtype=torch.bool, device=grid.device))
         self._x = torch.zeros(grid.parts.numel, dtype=dtype, device=grid.device)
         dense = [len(grid.dense)] if len(grid.dense) else []
-        self._sum = SparseAllReduce([*grid.numels.tolist(), *dense], topology, comm, like=self._x)
+        numels = [*grid.numels.tolist(), *dense]
+        gather = comm_for_rows(comm, -(-len(numels) // 8), grid.device)
+        self._sum = SparseAllReduce(numels, topology, comm, like=self._x, gather=gather)
 
     def __call__(self, x: Tensor, chosen: Tensor, told: Tensor, *, poisoned: bool) -> BlockResult:
         """Exchange the chosen blocks, bool (num_blocks,), of x, float32 (numel,); scores are not told."""
