@@ -12,6 +12,7 @@ with an error that names the victim and nobody else, and neither a thread, a pro
 import argparse
 import multiprocessing
 import os
+import re
 import shlex
 import signal
 import statistics
@@ -54,7 +55,7 @@ def carry_out(trial: Trial, slack: float) -> dict[str, Any]:
         answered_s = time.monotonic()
         stacks = world.stacks([rank for rank, code in exits.items() if code is None])
         said = {rank: world.diary(rank) for rank in range(RANKS)}
-        left = _left(world.folder, said)
+        left = left_by(world.folder, said)
     outcome, why = judge(trial, said, exits, struck=struck_s is not None, left=left)
     failed = {rank: line for rank, lines in said.items() for line in lines if line["kind"] == "failed"}
     return {
@@ -118,11 +119,11 @@ def judge(
     return ("left behind", f"files {left}") if left else ("ended right", "")
 
 
-def _left(folder: Path, said: Mapping[int, Any]) -> list[str]:
+def left_by(folder: Path, said: Mapping[int, Any], shared_memory: Path = Path("/dev/shm")) -> list[str]:
     """Return temporary files of the ranks that are still there, and shared memory with a rank's number in its name."""
-    numbers = [str(line["pid"]) for lines in said.values() for line in lines if line["kind"] == "begun"]
-    shared = [name for name in os.listdir("/dev/shm") if any(number in name for number in numbers)]
-    return sorted(str(path.name) for path in (folder / LEFT).iterdir()) + sorted(shared)
+    numbers = {str(line["pid"]) for lines in said.values() for line in lines if line["kind"] == "begun"}
+    shared = [path.name for path in shared_memory.iterdir() if numbers & set(re.split("[^0-9a-zA-Z]+", path.name))]
+    return sorted(path.name for path in (folder / LEFT).iterdir()) + sorted(shared)
 
 
 def table(records: Sequence[Mapping[str, Any]], command: str) -> str:
