@@ -9,9 +9,9 @@ from torch import nn
 from torch.optim import AdamW, Muon
 
 import pliant
-from pliant_bench.data.text import python_text
+from pliant_bench.data.text import load_text, python_text
 from pliant_bench.lab.decoder import SIZES, Decoder
-from pliant_bench.lab.language import first_rate, language_task
+from pliant_bench.lab.language import first_rate, language_task, save_text, text_name
 from pliant_bench.lab.optimizers import OPTIMIZERS, hidden_matrices, make_optimizers
 from pliant_bench.lab.processes import train_in_processes
 from pliant_bench.lab.second_moment import SharedMomentAdamW
@@ -193,6 +193,16 @@ def test_the_text_is_on_every_machine():
     assert 90 <= text.vocabulary <= 130
     assert text.train.shape[0] > 100_000
     assert text.num_held_out == 2000
+
+
+@pytest.mark.extended
+def test_the_text_of_this_machine_is_the_same_on_another(tmp_path):
+    save_text(tmp_path)
+    assert text_name(str(tmp_path)) == text_name("")
+    here, there = python_text(), load_text(tmp_path)
+    assert there.vocabulary == here.vocabulary
+    assert torch.equal(there.train, here.train)
+    assert torch.equal(there.held_out, here.held_out)
 
 
 def test_tasks_that_cannot_be_are_refused(folder):

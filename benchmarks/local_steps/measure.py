@@ -2,16 +2,19 @@
 
 ``nice -n 19 python benchmarks/local_steps/measure.py --out results.jsonl --seconds 5000``
 ``python benchmarks/local_steps/measure.py --out results.jsonl --list``          carries out nothing
-``python benchmarks/local_steps/measure.py --out results.jsonl --device cuda``   the trials of 125 M parameters
+``python benchmarks/local_steps/measure.py --out results.jsonl --device cuda --only '*/125M/*'``   on an accelerator
 ``python benchmarks/local_steps/measure.py --out results.jsonl --trials trials_muon_seed1.jsonl``   another list
 
 The list of trials, with seeds, is `trials_seed1.jsonl` (see `trials.py`). A trial needs one or more trainings, and each
 finished training is one line of the file: the same command goes on where it stopped. Nothing is timed, so the machine
 may do other things. On the CPU, workers are threads of this process with real Gloo groups between them; on an
-accelerator they are processes that share it. Either way each has a run of Pliant's own (`pliant_bench.lab`).
+accelerator, which carries out the trials of all sizes, they are processes that share it. Either way each has a run of
+Pliant's own (`pliant_bench.lab`). Processes side by side need each its own --out and its own arms; `merge_lines.py`
+makes one file of them, and `benchmarks/gpu/lab.py` does it all on an accelerator.
 
 A trial whose algorithm or optimizer this version of Pliant does not have, or refuses, is one line on the screen and
-none in the file, so that it is tried again. The text is the source of Python's standard library, or `--text FOLDER`.
+none in the file, so that it is tried again. The text is the source of Python's standard library, or `--text FOLDER`;
+`python -m pliant_bench.lab.language FOLDER` writes that source for a machine that has another Python.
 """
 
 import argparse
@@ -139,12 +142,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     torch.set_num_threads(1)
     trainings, patterns = Trainings(given.out), given.only or ["*"]
-    kind = "cpu" if given.device == "cpu" else "cuda"
     trials = read(given.trials)
     asked = [trial for trial in trials if any(fnmatch.fnmatchcase(key_of(trial), each) for each in patterns)]
-    asked = [trial for trial in asked if trial["device"] == kind]
+    asked = [trial for trial in asked if given.device != "cpu" or trial["device"] == "cpu"]
     if not asked:
-        parser.error(f"no trial for {kind} is called {', '.join(patterns)}; they are called as in {key_of(trials[0])}.")
+        parser.error(
+            f"no trial for {given.device} is called {', '.join(patterns)}; they are called as in {key_of(trials[0])}."
+        )
     try:
         require_text(trainings, given.text)
     except ValueError as error:
