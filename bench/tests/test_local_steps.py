@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_language_lab import RANKS, RATE, STEPS, folder, recipe, task
@@ -135,23 +136,24 @@ def test_an_accelerator_carries_out_all_trials_with_processes(load, monkeypatch,
     """Those of the CPU too, with as many ranks as they say, all on the one device."""
     asked = []
 
-    def fake(task, what, recipe, device):
-        asked.append((task["size"], recipe.ranks, device, task["folder"]))
-        return Outcome(
-            curve=[{"step": task["steps"], "loss": 1 + abs(math.log2(recipe.lr * 2**5)) / 10}],
-            diverged=False,
-            sent_bytes=8e6,
-            exchanges=31,
-            wall_s=0.0,
-            weights=[],
-        )
+    class Fake:
+        def __init__(self, device):
+            self.device = device
 
-    monkeypatch.setattr(load("measure"), "train_in_processes", fake)
+        def train(self, task, what, recipe):
+            asked.append((task["size"], recipe.ranks, self.device, task["folder"]))
+            return outcome_at(2.0**-5)(SimpleNamespace(**task), what, recipe)
+
+        def close(self):
+            asked.append("closed")
+
+    monkeypatch.setattr(load("measure"), "RankProcesses", Fake)
     arm = load("trials").ADAMW_DDP
     trials = [trial(load, "tuned", arm), trial(load, "tuned", arm, size="125M", device="cuda", windows=128)]
     lines = run_job(load, monkeypatch, folder, tmp_path / "out", trials, 2.0**-5, "--device", "cuda")
     assert {line["device"] for line in lines} == {"cuda"}
-    assert set(asked) == {("0.06M", 4, "cuda", folder), ("125M", 4, "cuda", folder)}
+    assert set(asked[:-1]) == {("0.06M", 4, "cuda", folder), ("125M", 4, "cuda", folder)}
+    assert asked[-1] == "closed"
 
 
 def test_a_training_of_the_job_is_one_of_the_laboratory(load, folder, tmp_path):

@@ -31,7 +31,7 @@ from trials import LIST, Record, key_of, read
 import pliant
 from pliant_bench.lab.language import language_task, text_name
 from pliant_bench.lab.optimizers import require_optimizer
-from pliant_bench.lab.processes import train_in_processes
+from pliant_bench.lab.processes import RankProcesses
 from pliant_bench.lab.training import Outcome, Recipe, train
 
 POINTS = 10
@@ -55,6 +55,7 @@ class Bench:
 
     def __init__(self, trainings: Trainings, device: str, text: str, end_s: float) -> None:
         self._trainings, self._device, self._text, self._end_s = trainings, device, text, end_s
+        self._processes = RankProcesses(device)
         self.made = 0
 
     def trained(self, about: Record) -> Record:
@@ -87,7 +88,11 @@ class Bench:
         )
         if self._device == "cpu":
             return train(_task(**task), about["algorithm"], recipe)
-        return train_in_processes(task, about["algorithm"], recipe, self._device)
+        return self._processes.train(task, about["algorithm"], recipe)
+
+    def close(self) -> None:
+        """End the processes of an accelerator."""
+        self._processes.close()
 
 
 _task = cache(language_task)
@@ -162,7 +167,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{len(open_ones)} of {len(asked)} trials are open, {hours:.1f} h of a core.")
         return
     end_s = time.monotonic() + (given.seconds or float("inf"))
-    carry_out(open_ones, Bench(trainings, given.device, given.text, end_s))
+    bench = Bench(trainings, given.device, given.text, end_s)
+    carry_out(open_ones, bench)
+    bench.close()
 
 
 if __name__ == "__main__":
