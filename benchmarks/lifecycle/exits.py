@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tasc.accuracy_book import Book
 
 from pliant.engine.step_counts import has_free_pace
+from pliant.network.namespaces import die_with_parent
 from pliant.network.store_host import reserve_port
 from pliant_bench.harness.names import LISTED_ARMS
 
@@ -107,7 +108,14 @@ def _start(trial: Trial, rank: int, port: int, folder: Path) -> subprocess.Popen
     env |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
     command = [sys.executable, __file__, "be", json.dumps(asdict(trial))]
     with (folder / f"{rank}.log").open("w") as log:
-        return subprocess.Popen(command, env={**os.environ, **env}, stdout=log, stderr=log, start_new_session=True)
+        return subprocess.Popen(
+            command,
+            env={**os.environ, **env},
+            stdout=log,
+            stderr=log,
+            preexec_fn=die_with_parent(os.getpid()),
+            start_new_session=True,
+        )
 
 
 def _wait(rank: subprocess.Popen[bytes], within_s: float) -> int | None:

@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tasc.accuracy_book import Book
 
+from pliant.network.namespaces import die_with_parent
 from pliant.network.store_host import reserve_port
 from pliant_bench.harness.names import PLIANT_ARMS
 
@@ -111,7 +112,12 @@ def measure(algorithm: str, kind: str) -> dict[str, Any]:
     env |= {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "TORCH_FR_BUFFER_SIZE": "0"}
     command = [sys.executable, __file__, "be", "--only", algorithm, "--kind", kind]
     ranks = [
-        subprocess.Popen(command, env={**os.environ, **env, "RANK": str(rank)}, stdout=subprocess.PIPE)
+        subprocess.Popen(
+            command,
+            env={**os.environ, **env, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            preexec_fn=die_with_parent(os.getpid()),
+        )
         for rank in range(RANKS)
     ]
     try:
