@@ -142,3 +142,31 @@ def test_a_stop_after_which_ranks_fail_has_a_line(load, monkeypatch, tmp_path, c
     assert [line["kind"] for line in lines] == [kind] * len(job.IN_PAIRS)
     assert all(line["logs"][1] == "rank 1 says why" and not line.get("passed") for line in lines)
     assert ("not as it should be" in capsys.readouterr().out) == (kind == "stop")
+
+
+KILLED = {"kind": "kill", "seed": 1, "number": 1, "algorithm": "choco(free=1)"}
+LISTED = {
+    ("sharded", "kills"): ("run --jsonl {out}", {"seed": 1, "number": 3}, "0 shards", "99 of 100"),
+    ("lifecycle", "exits"): ("run --trials {trials}", {"seed": 1, "number": 0}, "1 ", "199 of 200"),
+    ("lifecycle", "leaks"): ("run --only gossip", {"kind": "steps", "algorithm": "ddp"}, "ddp, cycles", "3 of 4"),
+    ("network", "async_faults"): ("run --trials {trials}", KILLED, "0 gossip(free=1)", "99 of 100"),
+    ("quality", "steps_ratio"): ("--out {out} --only curve/lstm/*", {}, "curve/lstm/", None),
+    ("tasc", "accuracy"): ("--out {out} --short --seeds 1", {}, "", "18 of 18"),
+}
+TRIALS = {"exits": "exits_seed1.jsonl", "async_faults": "async_kills_seed1.jsonl"}
+
+
+@pytest.mark.parametrize("job", LISTED, ids="/".join)
+def test_what_is_left_is_said_and_nothing_is_carried_out(load, monkeypatch, tmp_path, capsys, job):
+    words, line, first, left = LISTED[job]
+    out = tmp_path / "lines.jsonl"
+    out.write_text(json.dumps({"kind": "run", **line}) + "\n" if line else "")
+    words = words.format(out=out, trials=_FOLDER / job[0] / TRIALS.get(job[1], "")).split()
+    words += [] if str(out) in words else ["--results", str(out)]
+    monkeypatch.setattr(sys, "argv", [job[1], *words, "--list"])
+    before = out.read_text()
+    load(*job).main()
+    *names, told = capsys.readouterr().out.splitlines()
+    assert names[0].startswith(first)
+    assert told == f"{left or f'{len(names)} of {len(names)}'} trials are left."
+    assert out.read_text() == before

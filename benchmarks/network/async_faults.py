@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from network.async_drawn import ALGORITHMS, RANKS, Trial, draw
 from network.async_rank import be
-from tasc.accuracy_book import Book
+from tasc.accuracy_book import Book, read_records, say_left
 from torch.distributed import TCPStore
 
 from pliant.network.store_host import reserve_port
@@ -247,6 +247,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--trials", type=Path)
     parser.add_argument("--results", type=Path)
+    parser.add_argument("--list", action="store_true", help="with run: say what is left, and carry out none")
     given = parser.parse_args()
     if given.act == "stop" and given.seconds <= FIND_OUT_S:
         parser.error(f"--seconds {given.seconds:g} is too short: others find out within {FIND_OUT_S:g} s.")
@@ -254,12 +255,15 @@ def main() -> None:
         given.trials.write_text("".join(json.dumps(asdict(each)) + "\n" for each in draw(given.seed, given.num)))
         return
     journal = Lines(given.results)
-    for line in given.trials.read_text().splitlines() if given.act == "run" else []:
-        trial = Trial(**json.loads(line))
-        if journal.find(kind="kill", seed=trial.seed, number=trial.number, algorithm=trial.algorithm) is None:
-            record = journal.add(carry_out(trial))
-            said = "passed" if record["passed"] else record["told"]
-            print(f"{trial.number} {trial.algorithm}: {said if record['kind'] == 'kill' else 'not begun'}", flush=True)
+    asked = [Trial(**each) for each in read_records(given.trials)] if given.act == "run" else []
+    left = [trial for trial in asked if journal.find(kind="kill", **asdict(trial)) is None]
+    if given.list:
+        say_left([f"{trial.number} {trial.algorithm}" for trial in left], len(asked))
+        return
+    for trial in left:
+        record = journal.add(carry_out(trial))
+        said = "passed" if record["passed"] else record["told"]
+        print(f"{trial.number} {trial.algorithm}: {said if record['kind'] == 'kill' else 'not begun'}", flush=True)
     for name in IN_PAIRS if given.act == "stop" else []:
         if journal.find(kind="stop", seed=0, number=given.seconds, algorithm=name) is None:
             record = journal.add(stop(name, given.seconds))

@@ -24,7 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from journal import Lines, named_in, place, show
+from journal import Lines, named_in, place, say_left, show
 from kills_drawn import Trial, draw, read_trials, write_trials
 from kills_rank import LEFT, Start, be
 
@@ -177,6 +177,7 @@ def main() -> None:
     parser.add_argument("--jsonl", type=Path)
     parser.add_argument("--md", type=Path)
     parser.add_argument("--limit", type=int, default=0, help="at most so many trials now; 0: all")
+    parser.add_argument("--list", action="store_true", help="with run: say what is left, and carry out none")
     parser.add_argument("--slack", type=float, default=1.0, help="what all times are multiplied by, on a busy machine")
     parser.add_argument("--pause-while", default="", help="no trial begins while this file exists")
     given = parser.parse_args()
@@ -187,7 +188,11 @@ def main() -> None:
         parser.error("--jsonl says where the results are")
     lines = Lines(given.jsonl, ("seed", "number", "mended_in"))
     if given.act == "run":
-        left = [trial for trial in read_trials(given.trials) if not lines.has(trial.seed, trial.number, None)]
+        asked = read_trials(given.trials)
+        left = [trial for trial in asked if not lines.has(trial.seed, trial.number, None)]
+        if given.list:
+            say_left([f"{trial.number} {trial.mesh} {trial.what}" for trial in left], len(asked))
+            return
         for trial in left[: given.limit or None]:
             while given.pause_while and Path(given.pause_while).exists():
                 time.sleep(2)
