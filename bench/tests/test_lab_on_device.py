@@ -44,6 +44,9 @@ def test_what_processes_would_do_is_said_without_a_device(lab, capsys, tmp_path,
     told = [json.loads(line.removeprefix("CHECK ")) for line in capsys.readouterr().out.splitlines()]
     assert [each["note"] for each in told] == ["Muon ddp, 4 ranks", "AdamW acco, 4 ranks"]
     assert not (tmp_path / "out").exists()
+    monkeypatch.setenv("PLIANT_GPU_LAB", "--lines gone.jsonl")
+    with pytest.raises(ValueError, match=r"there is no gone.jsonl; give lines of an earlier call"):
+        lab.run("cuda")
     monkeypatch.setenv("PLIANT_GPU_LAB", "--only '*/lion/*'")
     with pytest.raises(ValueError, match=r"no trial is called \*/lion/\*; they are called as in tuned/AdamW/ddp"):
         lab.run("cuda")

@@ -3,10 +3,10 @@
     scripts/gpu --parts lab --lab="--only '*/0.4M/32/4/*' --lines lines.jsonl --text texts"
     python benchmarks/gpu/lab.py --only '*/0.4M/32/4/*' --dry-run     who would do what; no device is needed
 
-Each process carries out whole arms, so that none trains what another one does: it has a list of trials, a file of lines
-and a file of what it says, all in $OUT/lab. What --lines has is not trained again. When the time is over, all end, and
-$OUT/lab.jsonl has the lines of all, in the order of the list of trials; with it as --lines the same command goes on,
-with any number of processes. Trials `scaled` are left out: they need the trainings of two arms.
+Each process carries out whole arms, so that none trains what another one does: it has a list of trials and a file of
+lines of its own. Every half a minute, and when the time is over and all are ended, $OUT/lab.jsonl gets the lines of
+all, in the order of the list of trials; $OUT/lab.log gets what they say. What lab.jsonl or --lines has is not trained
+again, whatever the number of processes. Trials `scaled` are left out: they need the trainings of two arms.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -40,7 +41,7 @@ _JOB = Path(__file__).parents[1] / "local_steps"
 _KEY = names_of(str(_JOB / "rates.py"))
 _ARM = ("optimizer", "algorithm", "size", "windows", "ranks", "decay")
 """What trials have in common that need the same trainings."""
-_POLL_S = 0.2
+_POLL_S, _MERGE_S = 0.2, 30.0
 
 
 def run(device: str) -> None:
@@ -55,22 +56,34 @@ def carry_out(given: argparse.Namespace, device: str) -> None:
     if given.dry_run:
         _say_shares(lists)
         return
-    (out / "lab").mkdir(parents=True, exist_ok=True)
-    before = merged([*([given.lines] if given.lines else []), *_files_of_lines(out)], _KEY, trials)
-    for number, each in enumerate(lists):
-        _write(_part(out, number), before)
-        _write(_part(out, number, "trials"), each)
+    out.mkdir(parents=True, exist_ok=True)
+    known = [out / "lab.jsonl"] if (out / "lab.jsonl").exists() else []
+    before = merged([*([given.lines] if given.lines else []), *known], _KEY, trials)
     begun_s = time.monotonic()
-    with _shared(device) as environment, _started(given, device, out, len(lists), environment) as processes:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _shared(device) as environment,
+        _started(given, device, Path(folder), [(each, before) for each in lists], environment) as processes,
+    ):
+        parts = [_part(Path(folder), number) for number in range(len(lists))]
+        next_s = begun_s + _MERGE_S
         while time.monotonic() < begun_s + 60 * given.minutes and None in [each.poll() for each in processes]:
             time.sleep(_POLL_S)
+            if time.monotonic() > next_s:
+                _write(out / "lab.jsonl", merged(parts, _KEY, trials))
+                next_s += _MERGE_S
         codes = [each.poll() for each in processes]
-    lines = merged(_files_of_lines(out), _KEY, trials)
+        for each in processes:
+            each.terminate()
+            each.wait()
+        lines = merged(parts, _KEY, trials)
+        said = [path.with_suffix(".log").read_text() for path in parts]
     _write(out / "lab.jsonl", lines)
-    for number, code in enumerate(codes):
+    (out / "lab.log").write_text("\n".join(said))
+    for number, (code, text) in enumerate(zip(codes, said, strict=True)):
         figure = {None: "the time was over", 0: "it has done all its trials"}.get(code, f"exit code {code}")
-        last = _part(out, number, "log").read_text().strip().splitlines()[-1:]
-        Check(name=f"process {number}", figure=figure, bound="no error", passed=not code, note="".join(last)).say()
+        last = "".join(text.strip().splitlines()[-1:])
+        Check(name=f"process {number}", figure=figure, bound="no error", passed=not code, note=last).say()
     took_s = sorted(line["wall_s"] for line in lines if line not in before)
     each_s = f", {took_s[len(took_s) // 2]:.1f} s each at the median" if took_s else ""
     figure = f"{len(took_s)} in {(time.monotonic() - begun_s) / 60:.1f} min{each_s}; {len(lines)} lines"
@@ -81,9 +94,11 @@ def asked_for(given: argparse.Namespace, device: str) -> list[Record]:
     """Return the trials that are asked for, in their order; small ones where there is no device.
 
     Raises:
-        ValueError: None is called so.
+        ValueError: None is called so, or there are no earlier lines where some are said to be.
 
     """
+    if given.lines and not given.lines.exists():
+        raise ValueError(f"there is no {given.lines}; give lines of an earlier call, or leave --lines out.")
     trials, patterns = read_records(given.trials), given.only or ["*"]
     if device == "cpu" and given.trials == LIST:
         cell = Cell(size="0.06M", windows=8, ranks=2)
@@ -117,13 +132,9 @@ def _say_shares(lists: Sequence[Sequence[Record]]) -> None:
         Check(name=f"process {number}", figure=figure, note="; ".join(arms)).say()
 
 
-def _part(out: Path, number: int, kind: str = "jsonl") -> Path:
-    """Return a file of one process: its lines, the list of its trials, or what it says."""
-    return out / "lab" / f"part{number}.{kind}"
-
-
-def _files_of_lines(out: Path) -> list[Path]:
-    return [path for path in (out / "lab.jsonl", *sorted((out / "lab").glob("*.jsonl"))) if path.exists()]
+def _part(folder: Path, number: int) -> Path:
+    """Return the file of a process's lines; the list of its trials, and what it says, are beside it."""
+    return folder / f"part{number}.jsonl"
 
 
 def _write(path: Path, lines: Sequence[Record]) -> None:
@@ -141,21 +152,27 @@ def _shared(device: str) -> Iterator[Mapping[str, str]]:
 
 @contextmanager
 def _started(
-    given: argparse.Namespace, device: str, out: Path, num: int, environment: Mapping[str, str]
+    given: argparse.Namespace,
+    device: str,
+    folder: Path,
+    shares_and_lines: Sequence[tuple[Sequence[Record], Sequence[Record]]],
+    environment: Mapping[str, str],
 ) -> Iterator[list["subprocess.Popen[bytes]"]]:
-    """Start the processes; end those that are left at last, and their ranks with them."""
+    """Start a process for each share, with the lines that there are; end those that are left, and their ranks too."""
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        for number in range(num):
-            words = ["--out", str(_part(out, number)), "--trials", str(_part(out, number, "trials"))]
-            command = [sys.executable, str(_JOB / "measure.py"), *words, "--device", device, "--text", given.text]
-            with _part(out, number, "log").open("w") as log:
+        for number, (trials, lines) in enumerate(shares_and_lines):
+            part = _part(folder, number)
+            _write(part, lines)
+            _write(part.with_suffix(".trials"), trials)
+            words = ["--out", str(part), "--trials", str(part.with_suffix(".trials")), "--device", device]
+            command = [sys.executable, str(_JOB / "measure.py"), *words, "--text", given.text]
+            with part.with_suffix(".log").open("w") as log:
                 processes.append(subprocess.Popen(command, env={**os.environ, **environment}, stdout=log, stderr=log))
         yield processes
     finally:
         for each in processes:
-            each.terminate()
-        for each in processes:
+            each.kill()
             each.wait()
 
 
