@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ValueError as error:
         parser.error(str(error))
     write_atomically(given.out, "".join(json.dumps(line) + "\n" for line in lines))
-    print(f"{given.out} has {len(lines)} lines of {len(paths)} files.")
+    print(f"{given.out} has {len(lines)} lines.")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MODULES = ("lab", "checks", "ranks", "merge_lines", "trials")
+MODULES = ("lab", "run", "checks", "ranks", "merge_lines", "trials")
 
 
 @pytest.fixture
@@ -50,6 +50,11 @@ def test_what_processes_would_do_is_said_without_a_device(lab, capsys, tmp_path,
     monkeypatch.setenv("PLIANT_GPU_LAB", "--only '*/lion/*'")
     with pytest.raises(ValueError, match=r"no trial is called \*/lion/\*; they are called as in tuned/AdamW/ddp"):
         lab.run("cuda")
+
+
+def test_the_part_runs_only_where_it_is_named(lab):
+    parts = importlib.import_module("run").PARTS
+    assert [name for name, part in parts.items() if part.only_asked] == ["lab"]
 
 
 @pytest.mark.extended
