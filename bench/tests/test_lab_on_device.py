@@ -39,7 +39,9 @@ def test_an_arm_is_of_one_process_and_nobody_has_much_more_to_do(lab):
 
 def test_what_processes_would_do_is_said_without_a_device(lab, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("OUT", str(tmp_path / "out"))
-    monkeypatch.setenv("PLIANT_GPU_LAB", "--dry-run --processes 2 --only '*/Muon/ddp/0.4M/32/4/*/linear/*' --only '*/acco/*'")
+    monkeypatch.setenv(
+        "PLIANT_GPU_LAB", "--dry-run --processes 2 --only '*/Muon/ddp/0.4M/32/4/*/linear/*' --only '*/acco/*'"
+    )
     lab.run("cuda")
     told = [json.loads(line.removeprefix("CHECK ")) for line in capsys.readouterr().out.splitlines()]
     assert [each["note"] for each in told] == ["Muon ddp, 4 ranks", "AdamW acco, 4 ranks"]
