@@ -144,6 +144,41 @@ def test_a_stop_after_which_ranks_fail_has_a_line(load, monkeypatch, tmp_path, c
     assert ("not as it should be" in capsys.readouterr().out) == (kind == "stop")
 
 
+def test_messages_of_another_size_are_other_trials(load, monkeypatch, tmp_path):
+    job, asked = load("network", "striping"), []
+    found = {"warm_s": [1.0], "first_s": [], "paused_s": [], "found": 8, "connect_s": 1.0}
+    monkeypatch.setattr(job, "run", lambda trial, options: asked.append(trial["bytes"]) or found)
+    for size in ("1000", "2000", "1000"):
+        words = [str(tmp_path / "F.jsonl"), "--links", "1gbit:50ms", "--connections", "8", "--arms", "exchange"]
+        monkeypatch.setattr(sys, "argv", ["striping.py", *words, "--bytes", size])
+        job.main()
+    assert asked == [1000, 2000]
+
+
+def test_trainings_of_other_lengths_are_other_ones_and_not_of_the_table(load, monkeypatch, tmp_path, capsys):
+    job, asked = load("planner", "cold_start"), []
+
+    def fake(name, seed, given, cache):
+        asked.append(given.steps)
+        return {"arm": name, "seed": seed, **job.about_of(given), "time_to_target_s": float(given.steps)}
+
+    monkeypatch.setattr(job, "train", fake)
+    for steps in ("10", "20", "10"):
+        monkeypatch.setattr(sys, "argv", ["cold_start.py", str(tmp_path / "F"), "--seeds", "1", "--steps", steps])
+        job.main()
+    assert asked == [10] * 6 + [20] * 6
+    assert "| choco | 10.0 s | 1.00 | 1 |" in capsys.readouterr().out.rpartition("| arm |")[2]
+
+
+def test_predictions_over_links_of_another_delay_are_refused(load, monkeypatch, tmp_path, capsys):
+    path = tmp_path / "F.jsonl"
+    path.write_text(json.dumps({"kind": "arm", "rate": "1gbit", "model": "cnn", "algorithm": "bf16"}) + "\n")
+    monkeypatch.setattr(sys, "argv", ["predictions.py", "--jsonl", str(path), "--delay", "5ms"])
+    with pytest.raises(SystemExit):
+        load("house", "predictions").main()
+    assert "is of links with 0ms, not 5ms; give another --jsonl." in capsys.readouterr().err
+
+
 KILLED = {"kind": "kill", "seed": 1, "number": 1, "algorithm": "choco(free=1)"}
 LISTED = {
     ("sharded", "kills"): ("run --jsonl {out}", {"seed": 1, "number": 3}, "0 shards", "99 of 100"),
