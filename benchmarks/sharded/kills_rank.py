@@ -14,6 +14,7 @@ from typing import Any
 
 from kills_drawn import Trial
 
+from pliant.network.namespaces import die_with_parent
 from pliant_bench.faults.diary_writer import DiaryWriter
 
 __all__ = ["LEFT", "Start", "be"]
@@ -41,6 +42,7 @@ class StruckError(RuntimeError):
 
 def be(start: Start) -> None:
     """Be a rank."""
+    die_with_parent(os.getppid())()
     folder, trial = Path(start.folder), start.trial
     faulthandler.register(signal.SIGUSR1, file=(folder / f"{start.rank}.err").open("w"), all_threads=True)
     diary = DiaryWriter(folder / f"{start.rank}.jsonl")
