@@ -19,7 +19,8 @@ from pliant.engine.comms import Comms
 from pliant.engine.curvature_monitor import CurvatureMonitor
 from pliant.engine.curvature_requests import Curvature, CurvatureRequest, requests_in
 from pliant.engine.gradient_exchange import GradientExchange, NonFinite
-from pliant.engine.nodes import layer_classes, nodes_for, require_graphs
+from pliant.engine.nodes import layer_classes, nodes_for
+from pliant.engine.num_ranks import require_num_ranks
 from pliant.engine.outer_settings import require_inner_optimizers, warn_of_few_rounds
 from pliant.engine.owned_ranges import place_owners
 from pliant.engine.owner_step import OwnerStep
@@ -101,7 +102,7 @@ class ExecutorBuilder:
         store = AlgorithmState(self._parameters, nodes, self._comms)
         self._check_optimizers(store)
         require_quorums(nodes.values(), self._comms.all.size)
-        require_graphs(nodes.values(), self._comms.all.size)
+        require_num_ranks(nodes.values(), self._places)
         warn_of_few_rounds(nodes.values())
         self._state_shapes = state_shapes(store, self._optimizer, self._steppers)
         place_owners(store, self._comms.all.size, self._steppers)
