@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from pliant.codecs import BlockTopK, MinMax8, RandomK, Sign, TopK
+from pliant.codecs import BlockTopK, Fp16, MinMax8, RandomK, Sign, TopK
 from pliant.collectives import CompressedAverage, LowRankAverage, ShortVectorAverage, factor_shape
 from pliant.comm import RecordedComm, run_world
 from tables import CODECS
@@ -76,6 +76,25 @@ def test_poison_reaches_all_and_no_residual(where):
         return bool(x.isfinite().all()), bool(residual.isfinite().all())
 
     assert run_world(3, body, timeout_s=20) == [(False, True)] * 3
+
+
+@pytest.mark.parametrize("owner_feedback", [True, False])
+def test_a_mean_that_overflows_the_codec_leaves_what_is_owed_alone(owner_feedback):
+    """What the others send of a part is in the range of 16 bits, and its mean is not."""
+
+    def body(place):
+        average = CompressedAverage(
+            Fp16(), 200, place.comm, chunk_bytes=4096, owner_feedback=owner_feedback, device=torch.device("cpu")
+        )
+        residual, x = torch.full((200,), 1e-3), torch.zeros(200)
+        own = slice(100 * place.rank, 100 * place.rank + 100)
+        x[own] = 2e5
+        average(x, 0, residual)
+        return bool(x.isinf().all()), residual[own]
+
+    for infinite, owed in run_world(2, body, timeout_s=20):
+        assert infinite
+        assert torch.equal(owed, torch.full((100,), 1e-3))
 
 
 def test_bytes_on_the_wire_are_the_codecs_own():
