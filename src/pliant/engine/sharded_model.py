@@ -18,7 +18,7 @@ from pliant.comm.torch_private import destroy, group_factory
 from pliant.comm.transport import comm_alone
 from pliant.engine.shard_optimizer import ShardOptimizer
 
-__all__ = ["ShardedModel", "sharded_model"]
+__all__ = ["ShardedModel", "num_shards_of", "sharded_model"]
 
 
 class ShardedModel:
@@ -207,6 +207,11 @@ def sharded_model(
     except RuntimeError as error:
         raise ValueError(f"the sharded model cannot begin: {error}") from error
     return ShardedModel(module, names(), plain)
+
+
+def num_shards_of(model: ShardedModel | None) -> int:
+    """Return among how many ranks parameters are divided; 1 under replicate(), 0 where the model is whole (None)."""
+    return 0 if model is None else model.num_shards
 
 
 def _among(group: ProcessGroup | None, comm: Comm, whole: ProcessGroup) -> Comm | None:
