@@ -1,5 +1,7 @@
 """Scatter - reduce - gather: oracles, edges, and every byte counted."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -7,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 from pliant.codecs import BlockTopK, Fp16, MinMax8, RandomK, Sign, TopK
 from pliant.collectives import CompressedAverage, LowRankAverage, ShortVectorAverage, factor_shape
 from pliant.comm import RecordedComm, run_world
+from pliant.comm.wrapped import WrappedComm
 from tables import CODECS
 
 DENSE = [c for c in CODECS if not isinstance(c, (TopK, BlockTopK, RandomK))]
@@ -95,6 +98,49 @@ def test_a_mean_that_overflows_the_codec_leaves_what_is_owed_alone(owner_feedbac
     for infinite, owed in run_world(2, body, timeout_s=20):
         assert infinite
         assert torch.equal(owed, torch.full((100,), 1e-3))
+
+
+class Kept(WrappedComm):
+    """Keeps what it has begun, and notes which of it was waited for."""
+
+    def __init__(self, comm):
+        super().__init__(comm)
+        self.begun, self.waited = [], set()
+
+    def exchange(self, *given, **named):
+        return self._kept(super().exchange(*given, **named))
+
+    def expect(self, *given, **named):
+        return self._kept(super().expect(*given, **named))
+
+    def _kept(self, work):
+        self.begun.append(work)
+        return SimpleNamespace(wait=lambda: (work.wait(), self.waited.add(id(work))))
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_an_average_that_is_broken_off_leaves_no_message_under_way(stage):
+    """As where another part of a bucket raises: what nobody waits for would stand in the way of the next plan."""
+
+    def body(place):
+        comm = Kept(place.comm)
+        average = CompressedAverage(
+            MinMax8(block=32), 1000, comm, chunk_bytes=512, owner_feedback=False, device=torch.device("cpu")
+        )
+        stages = average.stages(vector(place.rank, 1000), 1)
+        for _ in range(stage):
+            next(stages)
+        num = len(comm.begun)
+        stages.close()
+        x = vector(place.rank, 1000, 1)
+        place.comm.all_reduce(x).wait()
+        return num, len(comm.begun), {id(work) for work in comm.begun} == comm.waited, x
+
+    results = run_world(2, body, timeout_s=20)
+    for num, begun, all_waited, x in results:
+        assert num == begun > 0
+        assert all_waited
+        assert torch.equal(x, results[0][-1])
 
 
 def test_bytes_on_the_wire_are_the_codecs_own():

@@ -210,6 +210,26 @@ def test_where_one_work_raises_the_others_end_what_is_under_way():
     assert said == ["waited"]
 
 
+def test_where_one_work_raises_and_another_cannot_end_all_others_are_closed():
+    closed = []
+
+    def sends(k):
+        try:
+            yield
+        finally:
+            closed.append(k)
+            if k == 1:
+                raise pliant.CommError("cut", rank=0, op="exchange")
+
+    def breaks():
+        raise ValueError("broken")
+        yield
+
+    with pytest.raises(pliant.CommError, match="cut"):
+        do_all(side_by_side([sends(0), sends(1), sends(2), breaks()]))
+    assert closed == [0, 1, 2]
+
+
 class Exchanges:
     """Exchanges that leave work: the first bucket's ends in the third thread, after that of the second in the first."""
 

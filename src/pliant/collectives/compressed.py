@@ -2,6 +2,7 @@
 
 from collections.abc import Generator
 from functools import cached_property
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from pliant.collectives.halves import FromOwners, OwnerGather, OwnerReduction, T
 from pliant.collectives.pieces import cut_evenly, piece_bytes, pieces_of
 from pliant.collectives.rounds import RoundsComm
 from pliant.collectives.symmetric import GatherFromOwners, SwapToOwners
-from pliant.comm.base import Comm, Work
+from pliant.comm.base import Comm, Work, ends_what_is_sent
 from pliant.layouts.rounds import codes_in_rounds, forwards
 
 __all__ = ["CompressedAverage"]
@@ -109,21 +110,23 @@ class CompressedAverage:
         """
         if self._comm.size == 1:
             return
-        scattered = self._to_owners.send(x, residual, seed + self._comm.rank + 1)
-        if self._overlaps:
-            yield
-        gathered = []
-        for k in range(self._from_owners.num_rounds):
-            if k < len(self._mine):
-                piece = self._mine[k]
-                owed = None if residual is None else piece.of(residual)
-                self._own_step(k, scattered, piece.of(x), owed, seed)
-                self._to_owners.stand(k)
-            gathered.append(self._from_owners.send(k))
-        if self._overlaps:
-            yield
-        self._from_owners.decode(gathered, x)
-        self._to_owners.wait(scattered)
+        scattered, gathered = self._to_owners.send(x, residual, seed + self._comm.rank + 1), list[Work]()
+        under_way = [*chain.from_iterable(scattered)]
+        with ends_what_is_sent(under_way):
+            if self._overlaps:
+                yield
+            for k in range(self._from_owners.num_rounds):
+                if k < len(self._mine):
+                    piece = self._mine[k]
+                    owed = None if residual is None else piece.of(residual)
+                    self._own_step(k, scattered, piece.of(x), owed, seed)
+                    self._to_owners.stand(k)
+                gathered.append(self._from_owners.send(k))
+                under_way.append(gathered[-1])
+            if self._overlaps:
+                yield
+            self._from_owners.decode(gathered, x)
+            self._to_owners.wait(scattered)
 
     def _own_step(self, k: int, scattered: list[list[Work]], total: Tensor, owed: Tensor | None, seed: int) -> None:
         """Add up piece k of this owner, and replace it by the decoded mean."""
