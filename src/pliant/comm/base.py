@@ -73,7 +73,7 @@ class Work(Protocol):
     def wait(self) -> None:
         """Block until it is done (on CUDA: until the current stream may use the result). Raises CommError.
 
-        Once it has returned, waiting again returns at once.
+        Once it has returned, waiting again returns at once; once it has raised, waiting again raises.
         """
         ...
 
