@@ -180,6 +180,25 @@ def test_a_pass_after_a_skipped_step_computes_with_the_weights_of_the_exchange_t
     assert first == again == other == other_again
 
 
+def with_the_momentum() -> bool:
+    model = build(width=8, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replica", "shard")))
+    optimizer = pliant.OneBitAdam(model.parameters(), lr=1e-3, warmup_steps=2)
+    with pliant.relax(model, optimizer, "allreduce", timeout_s=60) as run_:
+        train(model, optimizer, 1)
+        run_.switch("onebit_adam")
+        slots = run_.state_dict()[f"rank{dist.get_rank()}"]["slots"]
+        same = all(
+            torch.equal(slots[name]["momentum"], optimizer.state[p]["exp_avg"].to_local())
+            for name, p in model.named_parameters()
+        )
+        train(model, optimizer, 3, first=1)
+    return same and any(bool(own["momentum"].any()) for own in slots.values())
+
+
+def test_an_exchange_of_momenta_begins_with_those_that_the_optimizer_has_of_its_shards():
+    assert run(2, with_the_momentum) == [True, True]
+
+
 class Halves(nn.Module):
     """Two layers, of which a pass may leave out the first."""
 

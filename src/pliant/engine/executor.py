@@ -19,6 +19,7 @@ from pliant.engine.comms import Comms
 from pliant.engine.curvature_monitor import CurvatureMonitor
 from pliant.engine.curvature_requests import Curvature, CurvatureRequest, requests_in
 from pliant.engine.gradient_exchange import GradientExchange, NonFinite
+from pliant.engine.momentum_check import momentum_checks
 from pliant.engine.nodes import layer_classes, nodes_for
 from pliant.engine.num_ranks import require_num_ranks
 from pliant.engine.outer_settings import require_inner_optimizers, warn_of_few_rounds
@@ -116,9 +117,8 @@ class ExecutorBuilder:
             old.hand_back(step)
         owed: dict[str, Tensor] = {} if old is None else store.adopt(old.gradients.store, old.gradients.owed)
         for name, parameter in self._parameters.items():
-            if id(parameter) in self._steppers:
-                algorithm, optimizer = store.algorithms[nodes[name]], self._steppers[id(parameter)]
-                start_innermost(algorithm, optimizer, parameter, store.tensors[name])
+            if id(parameter) in self._steppers:  # of which the local one knows this rank's shard, and they do not
+                start_innermost(store.algorithms[nodes[name]], self._optimizer, parameter, store.tensors[name])
         gradients = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, owed, plan.sparse)
         weights = self._make_weights(store, old, step)
         for each in [each for each in weights if compares and isinstance(each, WeightExchange)]:
@@ -133,7 +133,7 @@ class ExecutorBuilder:
             old.close()
         before = [] if old is None else old.of(ShardExchanges)
         shards = shard_exchanges(self._relaxed.sharded, nodes, before, self._tracer, checks=self._nonfinite == "raise")
-        beside = (*shards, *weights, *controllers, *looks)
+        beside = (*shards, *weights, *controllers, *looks, *momentum_checks(store, self._steppers))
         return PlanExecutor(gradients=gradients, owners=owners, served=served, beside=beside)
 
     def _make_monitor(
@@ -206,7 +206,9 @@ class ExecutorBuilder:
             made.rounds = before.rounds  # none is in flight
         gradients = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, {}, old.gradients.sparse)
         return PlanExecutor(
-            gradients=gradients, owners=Owners({}, self._comm_thread, self._tracer), beside=tuple(weights)
+            gradients=gradients,
+            owners=Owners({}, self._comm_thread, self._tracer),
+            beside=(*weights, *momentum_checks(store, self._steppers)),
         )
 
     def _make_weights(self, store: AlgorithmState, old: PlanExecutor | None, step: int) -> list[BetweenSteps]:

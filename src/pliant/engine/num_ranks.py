@@ -1,6 +1,7 @@
 """Checks that graphs, schedules and topologies of a plan are for as many ranks as exchange by them."""
 
 from collections.abc import Iterable
+from dataclasses import fields
 
 from pliant.algorithms.executors.scheduled_blocks import require_topology
 from pliant.collectives.gossip import require_same_neighbours
@@ -44,5 +45,6 @@ def _require(node: Exchange, levels: tuple[Level, ...], places: Places) -> None:
         require_places(schedule, size)
     if isinstance(node, BlockSparse) and node.selection.topology is not None:
         require_topology(node.selection.topology, size)
-    for child in node.children:
-        _require(child, levels, places)
+    for value in (getattr(node, own.name) for own in fields(node)):
+        if isinstance(value, Exchange):
+            _require(value, levels, places)
