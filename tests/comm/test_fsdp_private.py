@@ -77,6 +77,19 @@ def test_groups_have_what_is_read_and_written(world):
 
 
 @pytest.mark.filterwarnings("ignore")  # of a world of one
+def test_what_stands_for_parameters_after_a_forward_pass_is_known(world):
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+    for each in (model[0], model):
+        fully_shard(each, mesh=init_device_mesh("cpu", (1,)))
+    kept = list(model.parameters())
+    model(torch.ones(1, 4))  # after which the root's weights stay gathered
+    stand_ins = {key: p for group in param_groups(model) for key, p in group.stand_ins.items()}
+    now = list(model.parameters())
+    assert any(p is not before for p, before in zip(now, kept, strict=True))
+    assert all(stand_ins.get(id(p), p) is before for p, before in zip(now, kept, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore")  # of a world of one
 def test_waits_are_wrapped_until_they_are_closed(world, monkeypatch):
     model = nn.Linear(4, 6)
     fully_shard(model, mesh=init_device_mesh("cpu", (1,)))

@@ -109,6 +109,13 @@ class ParamGroup:
         return [getattr(each, "_unsharded_param", None) for each in self.raw.fsdp_params]
 
     @property
+    def stand_ins(self) -> dict[int, Any]:
+        """Id of what stands in a module for a parameter while a pass goes on -> the sharded parameter."""
+        places = ("_unsharded_param", "_sharded_post_forward_param")
+        found = ((getattr(each, place, None), each.sharded_param) for each in self.raw.fsdp_params for place in places)
+        return {id(tensor): parameter for tensor, parameter in found if tensor is not None}
+
+    @property
     def padded_numels(self) -> list[int]:
         """Elements of a rank's shard of each parameter, with the padding."""
         return [each.padded_sharded_param_size.numel() for each in self.raw.fsdp_params]
