@@ -46,6 +46,7 @@ def test_groups_have_what_is_read_and_written(world):
             raw = group.raw
             for name in (
                 "_all_gather_result",
+                "all_reduce_grads",
                 "post_forward_mesh_info",
                 "gradient_divide_factor",
                 "_orig_dtype",

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.distributed as dist
-from gpt import adamw, apart, build, loss, train
+from gpt import adamw, apart, build, loss, train, whole
 from torch import nn
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed._composable.replicate_with_fsdp import replicate
@@ -139,6 +139,40 @@ def test_gradients_that_are_reduced_in_16_bits_reach_replicas_before_they_are_ca
     for error, alike in run(2, in_bf16):
         assert alike
         assert error < 1e-3
+
+
+def accumulated(mesh: tuple[int, int], what) -> tuple[float, float, float]:
+    """Train with and without `set_requires_all_reduce`; return how far from torch, and apart, and the bytes' ratio."""
+    ends, sent = [], []
+    for relaxes, defers in ((False, True), (True, True), (True, False)):
+        model = build(width=8, mesh=init_device_mesh("cpu", mesh, mesh_dim_names=("replica", "shard")))
+        optimizer = adamw(model)
+        with pliant.relax(model, optimizer, what, timeout_s=60) if relaxes else nullcontext() as run_:
+            for step in range(3):
+                for part in range(3):
+                    model.set_requires_all_reduce(part == 2 or not defers)
+                    (loss(model, 7 * step + part) / 3).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            sent.append(run_.stats()["sent_bytes"] if relaxes else 0)
+        ends.append(whole(model))
+    return apart(ends[1], ends[0]), apart(ends[2], ends[1]), sent[2] / sent[1]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "what"),
+    [
+        ((2, 1), "allreduce"),
+        pytest.param((2, 2), "allreduce", marks=pytest.mark.extended),
+        pytest.param((2, 1), "local_sgd(1)", marks=pytest.mark.extended),
+        pytest.param((2, 2), pliant.sharded(gradients="allreduce", replicas="allreduce"), marks=pytest.mark.extended),
+    ],
+)
+def test_replicas_average_once_for_all_passes_that_defer_it(mesh, what):
+    for from_torch, from_each_pass, ratio in run(mesh[0] * mesh[1], accumulated, mesh, what):
+        assert from_torch <= 1e-6 or what == "local_sgd(1)"  # under which weights are averaged, behind AdamW
+        assert from_each_pass <= 1e-6
+        assert what != "allreduce" or ratio == pytest.approx(3)
 
 
 def at_their_own_pace() -> list:

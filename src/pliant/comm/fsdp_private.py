@@ -171,6 +171,11 @@ class ParamGroup:
         return reads or self._has_exact_replicas or self.raw._orig_dtype not in (None, dtype)
 
     @property
+    def defers_replicas(self) -> bool:
+        """Whether replicas average this pass's gradients with those of a later one (`set_requires_all_reduce`)."""
+        return not self.raw.all_reduce_grads
+
+    @property
     def _has_exact_replicas(self) -> bool:
         """Whether torch averages the reduced shard among replicas right behind the reduce-scatter."""
         return self.replica_group is not None and self.raw.mesh_info is self._before[3]

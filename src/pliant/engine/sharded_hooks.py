@@ -161,6 +161,8 @@ class GatherHook:
 class ReplicaHook:
     """The exchange of one parameter group's reduced gradients among replicas, in place of torch's all-reduce.
 
+    Gradients of passes that torch would not average (`set_requires_all_reduce`) are kept for the next that it would.
+
     Args:
         group: Group of the gradients.
         submitter: Submitter of the task.
@@ -190,6 +192,8 @@ class ReplicaHook:
         self._names, self._shapes, self._spans, self._row_numel = names, shapes, spans, row_numel
         self._numel = sum(stop - start for start, stop in spans)
         self._findings = findings
+        self._held: Tensor | None = None
+        """Sum of the gradients of earlier passes, (row_numel,); the communication thread's."""
 
     def __call__(self, shard: Tensor) -> None:
         """Queue the exchange behind the reduce-scatter, and wait for it only where torch reads the result at once."""
@@ -197,10 +201,27 @@ class ReplicaHook:
         if shard.numel() != self._row_numel:
             self._submitter.submit(self._group.name, "the reduced gradients", self._refuse)
             return
+        if self._group.defers_replicas:
+            self._submitter.submit(self._group.name, "the reduced gradients", lambda: self._hold(shard))
+        else:
+            self._exchange(shard)
+        if self._group.reads_at_once(shard.dtype):
+            self._submitter.drain()
+
+    def _hold(self, shard: Tensor) -> None:
+        """Keep the gradients of a pass, of which torch gets zeros to add up."""
+        self._findings.look_at_sum(self._index, shard)
+        self._held = shard.clone() if self._held is None else self._held.add_(shard)
+        shard.zero_()
+
+    def _exchange(self, shard: Tensor) -> None:
         is_packed = self._numel == shard.numel()
         buffer = shard if is_packed else torch.empty(self._numel, dtype=shard.dtype, device=shard.device)
 
         def fill() -> None:
+            if self._held is not None:
+                shard.add_(self._held)
+                self._held = None
             self._findings.look_at_sum(self._index, shard)
             for source, target in self._pairs(shard, buffer):
                 if not is_packed:
@@ -222,8 +243,6 @@ class ReplicaHook:
                 filled=False,
             )
         )
-        if self._group.reads_at_once(shard.dtype):
-            self._submitter.drain()
 
     def _refuse(self) -> None:
         raise RuntimeError(
