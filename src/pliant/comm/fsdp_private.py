@@ -251,10 +251,10 @@ class ParamGroup:
     def reshard(self) -> None:
         """Take back weights that are gathered, also those that nobody has used yet, so that they are gathered anew."""
         pending = self.raw._all_gather_result
-        if pending is not None and isinstance(pending.all_gather_work, dist.Work):
-            pending.all_gather_work.wait()
         self.forget_gather()
         self.raw._to_sharded()
+        if pending is not None and isinstance(pending.all_gather_work, dist.Work):
+            pending.all_gather_work.wait()
 
     def forget_gather(self) -> None:
         """Let the next pass gather weights anew, and not wait for those that are on their way."""

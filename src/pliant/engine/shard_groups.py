@@ -19,9 +19,13 @@ from pliant.engine.sharded_findings import ShardFindings
 from pliant.layouts.shards import Column
 from pliant.spec import ReduceScatter, WeightGather
 
-__all__ = ["GroupGather", "GroupScatter"]
+__all__ = ["GroupGather", "GroupScatter", "UngatheredError"]
 
 V = TypeVar("V", ReduceScatter, WeightGather)
+
+
+class UngatheredError(RuntimeError):
+    """A pass wants weights that were not gathered, since a gather before has failed, of which somebody has heard."""
 
 
 class GroupScatter:

@@ -19,7 +19,7 @@ from pliant.comm.fsdp_private import ParamGroup
 from pliant.engine.comm_thread import CommThread, TaskHandle
 from pliant.engine.ddp_hook import ReadyBucket
 from pliant.engine.rank_checks import describe_failure
-from pliant.engine.shard_groups import GroupGather, GroupScatter
+from pliant.engine.shard_groups import GroupGather, GroupScatter, UngatheredError
 from pliant.engine.sharded_findings import ShardFindings
 from pliant.engine.sources import GradientReceiver
 
@@ -75,6 +75,11 @@ class GatherWork(dist.Work):
         """Wait for the task, and raise what it has met; the timeout is the comm's own."""
         try:
             self._handle.wait()
+            if self._handle.failed:  # and somebody else has heard why, as who saves the run may
+                raise UngatheredError(
+                    f"the weights of {self._group.name} were not gathered, since a gather has failed before; the next "
+                    "pass gathers them anew."
+                )
         except BaseException:
             self._group.forget_gather()  # or the next pass would use what was not filled
             raise
