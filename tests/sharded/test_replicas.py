@@ -273,6 +273,43 @@ def test_a_pass_that_leaves_out_parameters_is_refused_or_sends_zeros_among_repli
         assert finite == "finite True, 0 groups left over"
 
 
+def with_others_trained(what, mesh: tuple[int, ...]) -> list[str]:
+    """Return what is said where a layer is frozen after relax(), and where one is trained that was frozen then."""
+    torch.manual_seed(0)
+    names = {"mesh_dim_names": ("replica", "shard")} if len(mesh) > 1 else {}
+    model = fully_shard(Halves(), mesh=init_device_mesh("cpu", mesh, **names))
+    optimizer, told = adamw(model), []
+    for trains in (True, False):
+        before = len(told)
+        model.first.requires_grad_(trains)
+        with pliant.relax(model, optimizer, what, timeout_s=60) as run_:
+            for changes in (False, True):
+                model.first.requires_grad_(trains != changes)
+                optimizer.zero_grad()
+                try:
+                    model(torch.randn(3, 4), both=True).square().mean().backward()
+                    optimizer.step()
+                except RuntimeError as error:
+                    told.append(str(error))
+            assert run_.steps == 2 - (len(told) - before)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("what", "mesh"),
+    [("onebit", (2, 1)), (pliant.sharded(gradients="int4"), (2,)), (pliant.sharded(gradients="allreduce"), (2,))],
+)
+def test_a_layer_that_is_trained_or_frozen_later_is_refused_with_a_cure_that_fits(what, mesh):
+    for told in run(2, with_others_trained, what, mesh):
+        if isinstance(what, str) or what.gradients.codec is not None:
+            assert len(told) == 2
+            assert all("first.weight, first.bias were frozen, or trained anew, after relax()" in each for each in told)
+        else:
+            assert len(told) == 1  # exact means do not mix up parameters
+            assert "nothing exchanges, since they were frozen" in told[0]
+        assert all("close() the run and call relax() again" in each for each in told)
+
+
 def evaluated(what, mesh: tuple[int, int]) -> tuple[float, float, bool, bool]:
     """Return losses with the mean, and whether each replica goes on with its own weights, and ends with the mean."""
 

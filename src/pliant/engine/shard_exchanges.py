@@ -76,7 +76,8 @@ class ShardExchanges(Part):
         if comm.size == 1 or all(node is None for node in found.values()):
             return None
         columns = columns_of(group, names, comm.size, self._model.shards)  # also those that nobody here steps: exactly
-        return GroupScatter(group.name, index, columns, found, comm, self._scratch, self._device, self.findings)
+        given = (columns, found, comm, self._scratch, self._device, self.findings)
+        return GroupScatter(group.name, index, *given, lambda: self._model.changed_in(group))
 
     def _gather(self, index: int) -> GroupGather | None:
         group, comm = self._model.groups[index], self._gather_comm

@@ -8,7 +8,7 @@ Gathers and reduce-scatters go through one thread (Note [one order of collective
 for them. That is the program's order, so it is the same on all ranks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from pliant.comm.fsdp_private import ParamGroup
 from pliant.engine.comm_thread import CommThread, TaskHandle
 from pliant.engine.ddp_hook import ReadyBucket
 from pliant.engine.rank_checks import describe_failure
-from pliant.engine.shard_groups import GroupGather, GroupScatter, UngatheredError
+from pliant.engine.shard_groups import GroupGather, GroupScatter, UngatheredError, describe_part
 from pliant.engine.sharded_findings import ShardFindings
 from pliant.engine.sources import GradientReceiver
 
@@ -178,6 +178,7 @@ class ReplicaHook:
         index: Index of the group.
         receive: Receiver of the bucket.
         findings: What is not finite in reduced gradients.
+        changed: Returns parameters that were frozen, or trained, only after the run began.
 
     """
 
@@ -192,11 +193,12 @@ class ReplicaHook:
         index: int,
         receive: Callable[[ReadyBucket], None],
         findings: ShardFindings,
+        changed: Callable[[], Sequence[str]],
     ) -> None:
         self._group, self._submitter, self._receive, self._index = group, submitter, receive, index
         self._names, self._shapes, self._spans, self._row_numel = names, shapes, spans, row_numel
         self._numel = sum(stop - start for start, stop in spans)
-        self._findings = findings
+        self._findings, self._changed = findings, changed
         self._held: Tensor | None = None
         """Sum of the gradients of earlier passes, (row_numel,); the communication thread's."""
 
@@ -250,11 +252,8 @@ class ReplicaHook:
         )
 
     def _refuse(self) -> None:
-        raise RuntimeError(
-            f"a backward pass gave gradients to a part of {self._group.name} only, and torch does not say to which, so "
-            "that replicas would mix up parameters; call set_reduce_scatter_unused_params(True) on the model, or leave "
-            "replicas out of the plan."
-        )
+        harm = "so that replicas would mix up parameters"  # torch does not say of which there are any
+        raise describe_part(self._group.name, self._changed(), harm, "leave replicas out of the plan")
 
     def _pairs(self, shard: Tensor, buffer: Tensor) -> list[tuple[Tensor, Tensor]]:
         numels = [stop - start for start, stop in self._spans]

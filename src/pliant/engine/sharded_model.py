@@ -74,6 +74,10 @@ class ShardedModel:
         """Return the full names of a group's parameters, in its order."""
         return [self.name_of(parameter) for parameter in group.parameters]
 
+    def changed_in(self, group: ParamGroup) -> list[str]:
+        """Return the parameters of a group that were trained when the run began and are not now, or the other way."""
+        return [n for p in group.parameters if p.requires_grad != ((n := self.name_of(p)) in self.shards)]
+
     @property
     def num_shards(self) -> int:
         """Ranks among which parameters are divided; 1 where they are whole."""
