@@ -117,8 +117,9 @@ class ExecutorBuilder:
             old.hand_back(step)
         owed: dict[str, Tensor] = {} if old is None else store.adopt(old.gradients.store, old.gradients.owed)
         for name, parameter in self._parameters.items():
-            if id(parameter) in self._steppers:  # of which the local one knows this rank's shard, and they do not
-                start_innermost(store.algorithms[nodes[name]], self._optimizer, parameter, store.tensors[name])
+            if (stepper := self._steppers.get(id(parameter))) is not None:  # which does not know shards
+                optimizer = stepper if self._relaxed.sharded is None else self._optimizer
+                start_innermost(store.algorithms[nodes[name]], optimizer, parameter, store.tensors[name])
         gradients = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, owed, plan.sparse)
         weights = self._make_weights(store, old, step)
         for each in [each for each in weights if compares and isinstance(each, WeightExchange)]:
