@@ -4,6 +4,7 @@ import importlib.util
 import subprocess
 import sys
 import types
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,25 @@ def test_a_step_ends_with_the_last_optimizer_of_a_round(kinds):
         ends.close()
     num = len(optimizers)
     assert heard == [(num * k, optimizers) for k in (2, 3, 4)]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, Twice])
+def test_a_step_that_raises_does_not_silence_those_after_it(kind):
+    """As where a closure runs out of memory, and the script goes on with a smaller batch."""
+
+    def too_large():
+        raise MemoryError("no")
+
+    heard, optimizer = [], optimizer_of(kind)
+    ends = StepEnds(lambda members: heard.append(members))
+    try:
+        ends.keep([optimizer])
+        for closure in (None, too_large, None, None):
+            with nullcontext() if closure is None else pytest.raises(MemoryError):
+                optimizer.step(closure)
+    finally:
+        ends.close()
+    assert heard == [[optimizer]] * 3
 
 
 def test_others_are_not_heard_once_a_round_is_known():

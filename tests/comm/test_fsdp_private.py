@@ -46,6 +46,7 @@ def test_groups_have_what_is_read_and_written(world):
             raw = group.raw
             for name in (
                 "_all_gather_result",
+                "all_reduce_grads",
                 "post_forward_mesh_info",
                 "gradient_divide_factor",
                 "_orig_dtype",
@@ -74,6 +75,19 @@ def test_groups_have_what_is_read_and_written(world):
                 param_groups(model)[0 if group.name != "0" else 1].refuse_foreign()
             group.restore()
             assert (raw._all_gather_comm, raw._reduce_scatter_comm, raw._all_reduce_hook, raw.mesh_info) == before
+
+
+@pytest.mark.filterwarnings("ignore")  # of a world of one
+def test_what_stands_for_parameters_after_a_forward_pass_is_known(world):
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+    for each in (model[0], model):
+        fully_shard(each, mesh=init_device_mesh("cpu", (1,)))
+    kept = list(model.parameters())
+    model(torch.ones(1, 4))  # after which the root's weights stay gathered
+    stand_ins = {key: p for group in param_groups(model) for key, p in group.stand_ins.items()}
+    now = list(model.parameters())
+    assert any(p is not before for p, before in zip(now, kept, strict=True))
+    assert all(stand_ins.get(id(p), p) is before for p, before in zip(now, kept, strict=True))
 
 
 @pytest.mark.filterwarnings("ignore")  # of a world of one

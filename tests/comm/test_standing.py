@@ -224,8 +224,13 @@ def test_a_peer_that_has_ended_fails_only_who_waits_for_it():
             assert ended.wait(30)
             receives.stand()
             receives.stand()  # by now the connection is known to be closed
+        standing = receives.take()
         with pytest.raises(CommError, match="exchange of 40 bytes failed") as caught:
-            receives.take().wait()
+            standing.wait()
+        with pytest.raises(CommError) as again:  # what never came is not done
+            standing.wait()
+        assert str(again.value) == str(caught.value)
+        assert again.value.lost == caught.value.lost
         return "Timed out" in str(caught.value)
 
     assert run_world(2, body, timeout_s=10) == [False, False]

@@ -13,7 +13,7 @@ import pliant
 from models import Net, batch, ended_equal, new_ddp, train, weights
 from pliant.codecs import MinMax8, Sign, TopK
 from pliant.engine.messages import Message
-from pliant.engine.server_state import SharedShard
+from pliant.engine.server_state import WAIT_ON, SharedShard
 from pliant.engine.server_threads import ServerThreads
 from waiting import Scripted, dawdle, until
 
@@ -416,6 +416,57 @@ def test_who_is_done_waits_as_long_as_the_others_train(others):
     assert not shared._changed.events
     assert int(answer.head) == (-1 if others == "train" else 1)
     assert others == "train" or "has sent nothing while rank 0 waited for it for 9s" in shared.failure[1]
+
+
+@pytest.mark.parametrize("others", ["train", "are silent"])
+def test_who_is_done_and_owns_nothing_is_told_as_long_as_the_others_train(others):
+    """It hears of no message itself, and its own receive has the timeout."""
+    gradient = torch.zeros(4, dtype=torch.uint8)
+    shard = SimpleNamespace(add=lambda *_: None, step=lambda *_: None, read=lambda *_: None)
+    shared = SharedShard(shard, SimpleNamespace(rank=0, size=2, timeout_s=10.0), staleness=1, owners=[0])
+    shared.note(0, gradient)
+    trains = [lambda: shared.note(0, gradient)] * 3
+    shared._changed = Scripted(*trains, (lambda: shared.note(0, None)) if others == "train" else lambda: None)
+    answer = Message(4, torch.device("cpu"))
+    assert [int(answer.head) for _ in shared.serve(1, None, answer)] == [*[WAIT_ON] * 3, -1 if others == "train" else 0]
+    assert not shared._changed.events
+
+
+def test_answers_that_only_say_that_others_train_are_followed_by_others():
+    heads = {0: [WAIT_ON, WAIT_ON, -1], 2: [-1]}
+    numels = {rank: nn.Parameter(torch.zeros(2)) for rank in heads}
+
+    def exchange(sends, receives):
+        ((rank, raw),) = receives
+        return SimpleNamespace(wait=lambda: raw[:8].view(torch.int64).fill_(heads[rank].pop(0)))
+
+    server = SimpleNamespace(
+        _comm=SimpleNamespace(rank=1),
+        _answers=SimpleNamespace(exchange=exchange),
+        _in={rank: Message(8, torch.device("cpu")) for rank in heads},
+        _held={rank: [SimpleNamespace(parameter=p, views=lambda p: [p.data])] for rank, p in numels.items()},
+        _shared=SimpleNamespace(taking=False),
+    )
+    server._settle = lambda: ServerThreads._settle(server)
+    server._asked = [exchange([], [(rank, message.bytes)]) for rank, message in server._in.items()]
+    ServerThreads._take(server)
+    assert heads == {0: [], 2: []}
+
+
+@pytest.mark.extended
+def test_a_rank_that_owns_nothing_ends_long_before_the_others():
+    def body(place):
+        ddp = new_ddp(place)
+        made = OPTIMIZERS["sgd"](ddp.parameters())
+        with pliant.relax(ddp, made, pliant.bounded_staleness(1, owners=(0,)), timeout_s=3):
+            for step in range(2 if place.rank else 14):
+                dawdle(0.0 if place.rank else 0.4)
+                train(ddp, made, place.rank, [step])
+        return weights(ddp)
+
+    first, *others = pliant.run_world(3, body, timeout_s=60)
+    assert all(torch.equal(first, each) for each in others)
+    assert not threads_left()
 
 
 def test_who_is_done_asks_its_own_shard_before_messages_that_have_a_timeout():

@@ -50,9 +50,9 @@ class _Expected:
         self._recorder, self._work, self._received, self._waited = recorder, work, received, False
 
     def wait(self) -> None:
-        if not self._waited:
-            self._waited = True
-            self._recorder.awaited(self._work, self._received).wait()
+        work = self._work if self._waited else self._recorder.awaited(self._work, self._received)
+        self._waited = True
+        work.wait()
 
 
 class RecordedComm(WrappedComm):

@@ -162,7 +162,7 @@ class DifferenceGather(ShardGather):
     ) -> None:
         super().__init__(shards, comm, scratch)
         self._coded = coded
-        self._replica = torch.zeros(shards.numel, device=device)
+        self._replica = torch.zeros(shards.numel, dtype=torch.float32, device=device)
         self._own = self._replica[shards.parts[comm.rank]]
         self._begun, self._is_whole = False, False
         """Whether the own part of the copy holds weights; whether all of it does."""

@@ -9,7 +9,7 @@ from pliant.comm.base import Comm
 from pliant.schedules import SparseAllReduce
 from pliant.spec import Topology
 
-__all__ = ["ScheduledBlockSum"]
+__all__ = ["ScheduledBlockSum", "require_topology"]
 
 
 class ScheduledBlockSum:
@@ -28,11 +28,7 @@ class ScheduledBlockSum:
     """
 
     def __init__(self, grid: BlockGrid, topology: Topology, comm: Comm) -> None:
-        if topology.num_ranks != comm.size:
-            raise ValueError(
-                f"the plan's topology has {topology.num_ranks} ranks, but {comm.size} exchange blocks; probe this "
-                "cluster, or leave the topology out."
-            )
+        require_topology(topology, comm.size)
         self._grid, self._size = grid, comm.size
         dtype = torch.float32 if grid.parts.selection.value_bits == 32 else torch.bfloat16
         self._blocks = grid.elements(torch.ones(len(grid.starts), dtype=torch.bool, device=grid.device))
@@ -55,4 +51,13 @@ class ScheduledBlockSum:
         means = self._x.to(torch.float32, copy=True).div_(self._size)
         return BlockResult(
             index=index, sent=sent, means=((whole, means),), scores=None, sound=bool(means.isfinite().all())
+        )
+
+
+def require_topology(topology: Topology, num_ranks: int) -> None:
+    """Raise ValueError for a topology of another number of ranks than exchange blocks."""
+    if topology.num_ranks != num_ranks:
+        raise ValueError(
+            f"the plan's topology has {topology.num_ranks} ranks, but {num_ranks} exchange blocks; probe this cluster, "
+            "or leave the topology out."
         )
