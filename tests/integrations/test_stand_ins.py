@@ -3,6 +3,7 @@
 import sys
 import types
 from contextlib import nullcontext
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -221,6 +222,38 @@ def test_a_trainer_that_fails_breaks_its_run_off(error):
         return callback.run, runs[0].is_open
 
     assert pliant.run_world(2, rank) == [(None, False)] * 2
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers: pip install transformers accelerate")
+def test_each_trial_of_a_search_for_hyperparameters_has_parts_of_its_own(tmp_path):
+    """In the folder that the Trainer itself makes for it; a training without a trial has none."""
+    from transformers import Trainer
+    from transformers.trainer_utils import HPSearchBackend
+
+    from pliant.integrations.transformers import PliantCallback
+
+    args = SimpleNamespace(eval_on_start=False, output_dir=str(tmp_path), save_only_model=False)
+
+    def rank(context):
+        def trains(resume_from_checkpoint, trial=None):
+            callback.on_train_begin(args, SimpleNamespace(global_step=0), None)
+            callback.on_save(args, SimpleNamespace(global_step=4), None)
+            callback.run.close()
+            callback.run = None
+
+        model = new_ddp(context)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = SimpleNamespace(train=trains, log=None, accelerator=None, model_wrapped=model, optimizer=optimizer)
+        trainer.args, trainer.hp_search_backend, trainer.hp_name = args, HPSearchBackend.OPTUNA, None
+        trainer._get_output_dir = partial(Trainer._get_output_dir, trainer)
+        callback = PliantCallback(trainer, "topk", timeout_s=20)
+        trainer.train(None, SimpleNamespace(number=0))
+        trainer.train(trial=SimpleNamespace(number=1))
+        trainer.train()
+
+    pliant.run_world(1, rank)
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("rank0.pt")}
+    assert found == {f"{folder}checkpoint-4/pliant/rank0.pt" for folder in ("run-0/", "run-1/", "")}
 
 
 @pytest.fixture
