@@ -152,6 +152,25 @@ def test_a_name_goes_on_from_the_parts_of_its_plan_around_rings(tmp_path):
     assert go_on(tmp_path, before, "onebit") == [(True, "onebit")] * 2
 
 
+def test_parts_may_lie_where_fsspec_finds_them():
+    assert go_on("memory://bucket/a.ckpt.pliant/", "onebit", "onebit") == [(True, "onebit")] * 2
+
+
+def test_a_place_that_fsspec_does_not_find_is_said_on_all_ranks():
+    def rank(context):
+        _, _, run = build(context, "onebit")
+        with run:
+            with pytest.raises(OSError, match=r"nowhere://a/rank\d\.pt could not be written"):
+                run.save_part("nowhere://a")
+            with pytest.raises(ValueError, match=r"nowhere://a/rank\d\.pt could not be read"):
+                run.load_part("nowhere://a")
+            with pytest.raises(ValueError, match=r"memory://empty/rank\d\.pt is not there"):
+                run.load_part("memory://empty")
+        return True
+
+    assert pliant.run_world(2, rank) == [True, True]
+
+
 def test_auto_goes_on_with_the_plan_of_the_parts(tmp_path):
     assert go_on(tmp_path, "onebit", "auto") == [(True, "onebit")] * 2
 
