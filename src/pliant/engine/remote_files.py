@@ -3,14 +3,25 @@
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
-__all__ = ["is_url", "read_remote", "remove_folder", "write_remote"]
+__all__ = ["is_url", "on_disk", "read_remote", "remove_folder", "write_remote"]
 
 
 def is_url(path: str) -> bool:
     """Say whether a path is one for fsspec, and not one of a disk."""
     return "://" in path
+
+
+def on_disk(path: str | Path) -> Path:
+    """Return a path of a disk. Raises ValueError for one of fsspec, which would name a folder beside the script."""
+    if is_url(str(path)):
+        raise ValueError(
+            f"{path} is a path of fsspec, but a whole run is kept in a folder of a disk, where it is replaced in one "
+            "move; name one that all ranks see."
+        )
+    return Path(path)
 
 
 def write_remote(url: str, content: bytes) -> None:
