@@ -62,7 +62,8 @@ def relax(
         agreement_every: Steps between two checks that replicas are equal; 0 for never.
         nonfinite: Whether a NaN or Inf gradient raises on all ranks, or propagates to all, for a GradScaler to find.
         elastic: Options of an elastic run, for plans that exchange weights. The model is then a plain module and
-            `group` is left out; a process that is started again calls relax() again.
+            `group` is left out, as are hosts, rack, agreement_every, the transport "device" and connections, which are
+            refused; a process that is started again calls relax() again.
         transport: Transport of a model on an accelerator: by way of pinned host memory over Gloo ("host"), or the
             device's own backend, such as NCCL ("device"). By default the latter where all ranks are on one host, as
             `hosts`, torchrun or the machines' names say, and else the former. A model on the CPU has no choice.
