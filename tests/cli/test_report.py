@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -71,6 +72,40 @@ def test_steps_are_what_a_hand_counts():
     assert (bucket.name, bucket.exchange_s, bucket.codec_s, bucket.exposed_s, bucket.sent_bytes) == (
         "bucket 0", 5, 2, 3, 1500,
     )  # fmt: skip
+
+
+class Read:
+    """An event that counts what is read of it, and of all its kind."""
+
+    reads = 0
+
+    def __init__(self, event):
+        self._event = event
+
+    def __getattr__(self, name):
+        Read.reads += 1
+        return getattr(self._event, name)
+
+
+def test_a_step_costs_as_much_however_many_there_are():
+    def reads(steps):
+        Read.reads = 0
+        line = SimpleNamespace(events=[Read(each) for each in by_hand(steps=steps).events])
+        buckets_of(line, steps_of(line, 0))
+        return Read.reads
+
+    assert reads(80) == pytest.approx(4 * reads(20), rel=0.05)
+
+
+def test_an_exchange_is_exposed_as_long_as_it_lies_within_waits_of_any_length():
+    spans = [(0, 1), (2, 9), (3, 4), (5, 6), (8, 12), (20, 21)]
+    waits = [event("wait", "wait", *span) for span in spans]
+    for start in range(22):
+        for end in range(start, 23):
+            exchange = event("exchange", "bucket 0", start, end)
+            line = replace(by_hand(), events=(*waits, exchange, event("optimize", "optimize", 22, 23)))
+            (bucket,) = buckets_of(line, steps_of(line, 0))
+            assert bucket.exposed_s == sum(max(0, min(end, b) - max(start, a)) for a, b in spans), (start, end)
 
 
 def test_means_are_over_whole_periods_and_bytes_are_the_busiest_ranks():
@@ -199,7 +234,13 @@ def test_mistakes_are_sentences(monkeypatch, capsys, folder):
     assert "holds events of 2 ranks" in said(folder / "both.json")
     assert "a prediction needs all three" in said(folder, "--workload", folder / "work.json")
     assert "a prediction needs all three" in said(folder, "--hosts", 2)
-    for alone in (("--rate", "1mbit"), ("--ranks", 2), ("--compute", "1ms"), ("--machine", "h100")):
+    for alone in (
+        ("--rate", "1mbit"),
+        ("--ranks", 2),
+        ("--compute", "1ms"),
+        ("--machine", "h100"),
+        ("--bucket", "1MB"),
+    ):
         assert "a prediction needs all three" in said(folder, *alone)
     assert "say who there is, once" in said(folder, "--plan", "bytegrad", "--workload", folder / "work.json")
     save(SyncPlan(), folder / "plan.json")
