@@ -11,6 +11,7 @@ import pytest
 import pliant
 from pliant.algorithms.plans import plan_of
 from pliant.cli.main import main
+from pliant.cli.report.command import _all_ranks
 from pliant.cli.report.comparison import measured_of
 from pliant.cli.report.steps import buckets_of, clip_event, events_in, median_step, merge_timelines, steps_of
 from pliant.simulator import Overheads, simulate
@@ -141,6 +142,13 @@ def test_ranks_are_merged_by_their_machines_clocks():
     starts = {e.rank: e.start_s for e in both.events if e.kind == "forward" and e.step == 0}
     assert starts == {0: 1.5, 1: 1.0}
     assert both.began_unix_s == 100.0
+
+
+def test_the_same_moments_of_ranks_are_found_by_their_machines_clocks():
+    panels = dict(_all_ranks(measured_of([by_hand(began=100.5), by_hand(rank=1, began=100.0)], 1)))
+    starts = {name: [e.start_s for e in events if e.kind == "forward"] for name, events in panels.items()}
+    assert starts == {"rank 0": [1.0], "rank 1": [1.5 - 1.0]}
+    assert min(e.start_s for e in panels["rank 1"]) == 0.5
 
 
 def test_a_simulated_timeline_says_what_its_simulation_says():
