@@ -2,6 +2,7 @@
 
 import math
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,10 +12,12 @@ import pliant
 from autotune.made_up_runs import few
 from engine.kinds import KINDS, loss_of
 from models import new_ddp, train, weights
+from planner.examples import WORKLOAD
 from pliant.autotune import monitor, searches, trials, tuner
 from pliant.network import rank_places
 from pliant.planner import OWN_EXCHANGE, Gene
 from pliant.profiling.observe import Observation
+from pliant.spec import Host, Topology
 
 __all__ = ["few"]
 
@@ -136,6 +139,22 @@ def test_a_probe_is_short_where_exchanges_may_take_little(monkeypatch):
 
     assert all(pliant.run_world(2, body))
     assert asked == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("broadcasts", [True, False])
+def test_advice_on_buffers_is_given_where_ddp_broadcasts_them(broadcasts):
+    norms = [replace(t, layer=t.layer.replace("Layer", "Batch")) for t in WORKLOAD.tensors]
+    work = replace(WORKLOAD, tensors=tuple(norms))
+    links = Topology(hosts=tuple(Host(name=f"h{k}", delay_s=0.1) for k in range(2)))
+
+    def body(place):
+        ddp = new_ddp(place)
+        ddp.broadcast_buffers = broadcasts
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        with pliant.relax(ddp, optimizer, pliant.Auto(experience=None), timeout_s=20) as run:
+            return "broadcast_buffers=False" in run.tuner._advise(work, links, 0.5)
+
+    assert pliant.run_world(1, body) == [broadcasts]
 
 
 def test_nothing_is_tried_where_nothing_is_predicted_to_pay(monkeypatch):

@@ -218,7 +218,8 @@ class AutoTuner(PlanInForce):
             decision = replace(decision, gains=(), adopted=False, expected_s=math.nan)
         why = search.explain(found, decision, "" if self.prospects is None else self.prospects.text)
         self.choice = decision.choice(self._exact.plan("auto"), 0 if found is None else len(found.trials))
-        self.explanation = self._chosen_why = "\n".join([why, self._advise(workload), *self._rejected.failures])
+        advice = self._advise(workload, topology, decision.expected_s)
+        self.explanation = self._chosen_why = "\n".join([why, advice, *self._rejected.failures])
         return decision.expected_s
 
     def _new_search(
