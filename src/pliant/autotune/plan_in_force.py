@@ -104,6 +104,18 @@ class PlanInForce(AttachedTuner):
             _log.warning(why)
         self.explanation = f"{why}\n{self._advise(workload)}\nBefore: {self.explanation}"
 
+    def _leave(self, workload: Workload) -> bool:
+        """Put torch's own exchange in force for a search; say whether the plan had not failed by then. Collective.
+
+        If it had, its step times tell nothing of the exchange that has taken its place.
+        """
+        plan = self._run.plan
+        why = self._guard.leave()
+        if why:
+            self._note_fallback(plan, why)
+            self._advise(workload)
+        return not why
+
     def _note_fallback(self, plan: SyncPlan, why: str) -> None:
         """Say that an adopted plan was undone, and refuse what is in it from now on; nothing if it has not failed."""
         if not why:

@@ -100,7 +100,7 @@ class AutoTuner(PlanInForce):
     def _tune(self) -> Steps[None]:
         yield from self._watch()
         self._searches = Searches(self._auto)
-        hold_steps, result = _HOLD_STEPS, None
+        hold_steps, before, result = _HOLD_STEPS, "", None
         expected_s = yield from self._choose_again()
         if expected_s is None and self._observation is None:
             self._observation = observe_run(self._run, WATCHED_STEPS)
@@ -108,9 +108,6 @@ class AutoTuner(PlanInForce):
             self._searches.limits = self._auto
         workload = self.watched.workload
         while True:
-            before = self._run.plan.hash
-            if result is not None:
-                self._note_fallback(self._run.plan, self._guard.leave())
             if result is not None or expected_s is None:
                 expected_s = yield from self._choose(workload, self._measure_links(result), result)
             if result is not None:
@@ -119,11 +116,14 @@ class AutoTuner(PlanInForce):
             result = yield from self._monitor(hold_steps, math.nan if expected_s is None else expected_s)
             if result.at_once:
                 self._searches.forget_last()
-            while result.violation is not None or not self._auto.may_search(result.step_s, self._run.steps):
+            while True:
+                before = self._run.plan.hash
                 if result.violation is not None:
                     self._give_up(result.violation, workload)
-                else:
+                elif not self._auto.may_search(result.step_s, self._run.steps):
                     self._auto = replace(self._auto, watch=False)  # the rest is too short for another search
+                elif self._leave(workload):
+                    break
                 result = yield from self._monitor(hold_steps)
             self._searches.limits = self._auto = self._auto.limited(result.step_s, self._run.steps)
             if self._comm.rank == 0:
