@@ -1,5 +1,6 @@
 """The binary: what it lists, that it starts without torch, what it says of mistakes."""
 
+import os
 import subprocess
 import sys
 
@@ -34,6 +35,20 @@ finally:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=True)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_an_installed_distribution_that_cannot_be_loaded_keeps_no_command_of_its_own_away(tmp_path):
+    """Such as one whose other half was removed; it is looked for where a command is not Pliant's."""
+    half = tmp_path / "halved-1.dist-info"
+    half.mkdir()
+    (half / "METADATA").write_text("Metadata-Version: 2.1\nName: halved\nVersion: 1\n")
+    (half / "entry_points.txt").write_text("[pliant.commands]\nhalved = not_there:COMMANDS\n")
+    code = "import sys; sys.argv[1:] = ['simulate', '--help']; from pliant.cli.main import main; main()"
+    paths = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert "--workload" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def main() -> None:
         print(f"pliant, version {version('pliant')}")
     elif name == "--help":
         _list_commands()
-    elif name not in (commands := _commands()):
+    elif name not in (commands := COMMANDS if name in COMMANDS else _commands()):
         _fail(f"there is no command {name!r}; there are {', '.join(commands)}; pliant-bench adds bench and others.")
     else:
         try:
