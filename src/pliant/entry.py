@@ -54,7 +54,8 @@ def relax(
         what: An algorithm's name ("bytegrad"), an algorithm (``pliant.qsgd(bits=4)``), a plan, or a plan's path; or
             "auto" (``pliant.Auto()``), which chooses a plan while the training runs.
         group: Process group of a plain module; the default group if None.
-        hosts: Ranks of each host, for plans with `between_hosts`; torchrun's placement if None.
+        hosts: Ranks of each host, for plans with `between_hosts`; torchrun's placement if None. "auto" measures links
+            between them, or, if None, between machines.
         rack: Name of the rack in which this rank's host stands, for plans with `between_racks`: the same on all ranks
             of a rack, and another on those of others.
         timeout_s: Longest that one collective may take before it fails on all ranks.
@@ -119,11 +120,11 @@ def relax(
         elastic=elastic,
         transport=transport,
         connections="auto" if auto is not None and connections is None else connections,
-        attach_to=None if auto is None else partial(_tune, auto),
+        attach_to=None if auto is None else partial(_tune, auto, hosts),
     )
 
 
-def _tune(auto: Auto, run: Run, comm: Comm) -> None:
+def _tune(auto: Auto, hosts: Sequence[Sequence[int]] | None, run: Run, comm: Comm) -> None:
     from pliant.autotune.start import start_tuning  # only here: other runs need no planner
 
-    run.tuner = start_tuning(run, auto, comm)
+    run.tuner = start_tuning(run, auto, comm, hosts=hosts)

@@ -123,6 +123,30 @@ def test_ranks_whose_links_no_probe_could_measure_are_refused_before_a_step(monk
     assert all(pliant.run_world(3, body))
 
 
+def test_links_are_measured_between_the_hosts_that_are_given(monkeypatch):
+    sizes, measured = [], tuner.probe
+
+    def probe(comm, budget_s, **more):
+        topology = measured(comm, budget_s=0.1, **more)
+        sizes.append([host.num_ranks for host in topology.hosts])
+        return topology
+
+    monkeypatch.setattr(tuner, "probe", probe)
+    auto = pliant.Auto(watch=False, least_gain=1e6, experience=None)
+
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        with pytest.raises(ValueError, match="host by host"):
+            pliant.relax(ddp, optimizer, auto, hosts=[[0, 2], [1]], timeout_s=10)
+        with pliant.relax(ddp, optimizer, auto, hosts=[[0, 1], [2]], timeout_s=10) as run:
+            train(ddp, optimizer, place.rank, range(6))
+            return run.tuner.choice is not None
+
+    assert all(pliant.run_world(3, body))
+    assert sizes == [[2, 1]] * 3
+
+
 def test_a_probe_is_short_where_exchanges_may_take_little(monkeypatch):
     asked, measured = [], tuner.probe
     monkeypatch.setattr(

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pliant.autotune.coordination import holds_on_all
@@ -48,6 +49,7 @@ class AutoTuner(PlanInForce):
         observation: Of the run's first steps; None to begin from conditions that are known.
         comm: Over a group that nothing else uses.
         recalled: What earlier runs have left; nothing if None.
+        hosts: Ranks of each host; those of each machine if None.
 
     """
 
@@ -60,9 +62,10 @@ class AutoTuner(PlanInForce):
         observation: Observation | None,
         comm: Comm,
         recalled: Recalled | None = None,
+        hosts: Sequence[Sequence[int]] | None = None,
     ) -> None:
         super().__init__(run, auto, comm, recalled or Recalled())
-        self._observation = observation
+        self._observation, self._hosts = observation, hosts
         self.choice: Choice | None = None
         """Outcome of the last search; None until one has ended."""
         self.prospects: Prospects | None = None
@@ -146,11 +149,11 @@ class AutoTuner(PlanInForce):
             self._overheads = Overheads.of(measure_machine(self._comm, budget_s=self._auto.probe_s / 5))
         found, budget_s = None, self._auto.probe_s
         if result is None:
-            found = self.watched.topology(self._comm)
+            found = self.watched.topology(self._comm, self._hosts)
         else:
             budget_s = self._short.probe_s(result.step_s, budget_s)
         budget_s = min(budget_s, _OF_TIMEOUT * self._comm.timeout_s)
-        return found or probe(self._comm, budget_s=budget_s, connections=self._comm.connections)
+        return found or probe(self._comm, budget_s=budget_s, connections=self._comm.connections, hosts=self._hosts)
 
     def _choose_again(self) -> Steps[float | None]:
         """Put the plan of an earlier run in force; return its step time, or None if conditions are others now."""
