@@ -63,7 +63,8 @@ def remove_folder(path: str) -> None:
 def _storage(url: str) -> tuple[Any, str]:
     from fsspec.core import url_to_fs  # which torch has installed, and few need
 
-    return url_to_fs(url)
+    found: Any = url_to_fs(url)
+    return found
 
 
 @contextmanager
