@@ -284,26 +284,27 @@ def lightning(monkeypatch):
     play(monkeypatch, "pliant.integrations.lightning", *modules)
 
 
-def test_lightnings_checkpoints_may_lie_in_a_bucket(lightning):
-    """Any path that fsspec knows, as Lightning takes it; what is beside a checkpoint goes with it."""
+def begin_lightning(context, checkpoint=None):
     from pliant.integrations.lightning import PliantStrategy
 
+    strategy = PliantStrategy("topk", timeout_s=20)
+    strategy.setup(SimpleNamespace(ckpt_path=checkpoint, loggers=[]))
+    strategy.model, strategy.global_rank = new_ddp(context), context.rank
+    strategy.optimizers = [torch.optim.SGD(strategy.model.parameters(), lr=0.1)]
+    strategy.on_train_start()
+    return strategy
+
+
+def test_lightnings_checkpoints_may_lie_in_a_bucket(lightning):
+    """Any path that fsspec knows, as Lightning takes it; what is beside a checkpoint goes with it."""
     path, files = "memory://runs/a.ckpt", MemoryFileSystem()
 
     def rank(context):
-        def begins(checkpoint):
-            strategy = PliantStrategy("topk", timeout_s=20)
-            strategy.setup(SimpleNamespace(ckpt_path=checkpoint, loggers=[]))
-            strategy.model, strategy.is_global_zero = new_ddp(context), context.rank == 0
-            strategy.optimizers = [torch.optim.SGD(strategy.model.parameters(), lr=0.1)]
-            strategy.on_train_start()
-            return strategy
-
-        strategy = begins(None)
+        strategy = begin_lightning(context)
         train(strategy.model, strategy.optimizers[0], context.rank, range(2))
         strategy.save_checkpoint({"optimizer_states": []}, path)
         strategy.on_train_end()
-        strategy = begins(path)
+        strategy = begin_lightning(context, path)
         steps, found = strategy.run.steps, sorted(files.find("/runs"))
         strategy.on_train_end()
         strategy.remove_checkpoint(path)
@@ -311,6 +312,22 @@ def test_lightnings_checkpoints_may_lie_in_a_bucket(lightning):
 
     assert pliant.run_world(2, rank) == [(2, [f"/runs/a.ckpt.pliant/rank{k}.pt" for k in range(2)])] * 2
     assert files.find("/runs") == []
+
+
+def test_each_rank_removes_its_part_of_lightnings_checkpoint_from_its_own_hosts_disk(lightning, tmp_path):
+    """The first rank also removes what more ranks of an earlier run have left."""
+
+    def rank(context):
+        strategy = begin_lightning(context)
+        path = f"{tmp_path}/host{context.rank // 2}/a.ckpt"
+        strategy.save_checkpoint({"optimizer_states": []}, path)
+        if context.rank == 0:
+            Path(f"{path}.pliant/rank9.pt").touch()
+        strategy.remove_checkpoint(path)
+        strategy.on_train_end()
+
+    pliant.run_world(3, rank)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["host0", "host1"]
 
 
 @pytest.fixture

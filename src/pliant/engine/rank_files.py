@@ -5,16 +5,17 @@ import json
 import os
 import pickle
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pliant.engine.remote_files import is_url, read_remote, write_remote
+from pliant.engine.remote_files import is_url, read_remote, remove_folder, write_remote
 from pliant.spec import SyncPlan, from_json, to_json
 
-__all__ = ["RankFile", "read_rank_file", "write_rank_file"]
+__all__ = ["RankFile", "read_rank_file", "remove_rank_file", "write_rank_file"]
 
 _FORMAT = 1
 
@@ -81,6 +82,19 @@ def read_rank_file(folder: str, rank: int) -> RankFile:
         what = "could not be read" if isinstance(error, OSError) else "is damaged"
         told = json.dumps(str(error).splitlines()[0] if str(error) else type(error).__name__)
         raise ValueError(f"{file} {what} ({told}); load another checkpoint.") from None
+
+
+def remove_rank_file(folder: str, rank: int) -> None:
+    """Remove a rank's file from its host's disk, and the folder with the last one; the first rank removes all it sees.
+
+    What is not there, or refuses, is left. Where fsspec finds the folder, the first rank sees all files.
+    """
+    if rank == 0:
+        remove_folder(folder)
+    elif not is_url(folder):
+        with suppress(OSError):
+            os.remove(_file(folder, rank))
+            os.rmdir(folder)
 
 
 def _file(folder: str, rank: int) -> str:

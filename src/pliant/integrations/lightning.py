@@ -11,7 +11,8 @@ from torch import nn
 
 from pliant.autotune.options import Auto
 from pliant.engine.plan_resolution import PlanLike
-from pliant.engine.remote_files import is_url, remove_folder
+from pliant.engine.rank_files import remove_rank_file
+from pliant.engine.remote_files import is_url
 from pliant.engine.run import Run
 from pliant.entry import relax
 from pliant.integrations.loop import FrameworkLog
@@ -115,10 +116,9 @@ class PliantStrategy(DDPStrategy):
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
-        """Remove a checkpoint and the folder beside it."""
+        """Remove a checkpoint, and this rank's part beside it: Lightning calls this on all ranks."""
         super().remove_checkpoint(filepath)
-        if self.is_global_zero:
-            remove_folder(_beside(filepath))
+        remove_rank_file(_beside(filepath), self.global_rank)
 
 
 def _beside(checkpoint: str | Path) -> str:
