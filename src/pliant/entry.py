@@ -57,7 +57,7 @@ def relax(
         hosts: Ranks of each host, for plans with `between_hosts`; torchrun's placement if None. "auto" measures links
             between them, or, if None, between machines.
         rack: Name of the rack in which this rank's host stands, for plans with `between_racks`: the same on all ranks
-            of a rack, and another on those of others.
+            of a rack, and another on those of others. "auto" tries no such plans, and refuses it.
         timeout_s: Longest that one collective may take before it fails on all ranks.
         start_timeout_s: The same in this call, which waits for ranks that start slowly.
         agreement_every: Steps between two checks that replicas are equal; 0 for never.
@@ -76,7 +76,7 @@ def relax(
         ValueError: The model is divided among ranks or devices, or shares no parameter with an optimizer; the plan does
             not fit the optimizer, or transport or connections the group; ranks ask for different plans or connections,
             or are on different kinds of device; one has not registered an algorithm that is not Pliant's; the plan or
-            the model cannot be elastic.
+            the model cannot be elastic; or a setting is given that "auto" or an elastic run could not follow.
         TypeError: The optimizer or the model is not torch's.
         RuntimeError: Another run is open on the model or on an optimizer.
         CommError: Not all ranks have come within `start_timeout_s`.
@@ -106,6 +106,11 @@ def relax(
         raise ValueError(
             "auto measures plans of all ranks together, and an elastic run goes on with any of them; choose one "
             "plan that exchanges weights for elastic=, or leave it out."
+        )
+    if rack and auto is not None:
+        raise ValueError(
+            f"rack={rack!r} is given, but auto measures links between hosts and no uplinks of racks, and so tries no "
+            "plan with a level of racks; leave rack= out, or name a plan that has one."
         )
     return start_run(
         held,

@@ -105,6 +105,8 @@ def test_what_auto_may_do_is_checked():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with pytest.raises(ValueError, match="an elastic run goes on"):
             pliant.relax(model, optimizer, "auto", group=place.process_group, elastic=pliant.Elastic())
+        with pytest.raises(ValueError, match=r"rack='a' is given, but auto measures .* no uplinks of racks"):
+            pliant.relax(model, optimizer, pliant.Auto(experience=None), group=place.process_group, rack="a")
 
     pliant.run_world(1, body)
 
