@@ -144,6 +144,37 @@ def test_batchnorm_buffers_follow_rank_0_as_in_ddp():
     same(None, body)
 
 
+@pytest.mark.parametrize("wraps", [True, False])
+def test_a_user_who_says_that_buffers_are_not_broadcast_is_heeded_at_every_switch(wraps):
+    """Whatever the plan was when it was said: under one whose ranks differ, nobody broadcasts them anyway."""
+
+    def body(place):
+        given = new_ddp(place)
+        given = given.module if wraps else given
+        optimizer = torch.optim.SGD(given.parameters(), lr=0.05)
+        means, seen = [], []
+        with pliant.relax(given, optimizer, "allreduce", group=place.process_group, timeout_s=20) as run:
+            for said_under in ("allreduce", "local_sgd"):
+                run.model.broadcast_buffers = True
+                run.switch(said_under)
+                seen.append(bool(run.model.broadcast_buffers))
+                run.model.broadcast_buffers = False
+                for plan in ("local_sgd", "allreduce", "onebit"):
+                    run.switch(plan)
+                    seen.append(bool(run.model.broadcast_buffers))
+                    train(run.model, optimizer, place.rank, range(2))
+                means.append(run.model.module.norm.running_mean.clone())
+            run.model.broadcast_buffers = True
+            run.switch("local_sgd")
+            run.switch("allreduce")
+            seen.append(run.model.broadcast_buffers)
+        assert seen == [True, *[False] * 7, True]
+        assert run.model.broadcast_buffers is True
+        return means
+
+    assert not any(map(torch.equal, *pliant.run_world(2, body)))
+
+
 def half(*dtypes):
     class Mixed(nn.Module):
         def __init__(self):
