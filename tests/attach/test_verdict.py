@@ -85,7 +85,7 @@ def test_a_plan_of_an_earlier_run_does_not_pass_for_one_of_this(tmp_path, capsys
     _tell(RunVerdict(**{**HELPED, "plan": plan}), out, None)
     assert load(SyncPlan, out) == plan_of_text("onebit")
     _tell(RunVerdict(**{**HELPED, "plan": None, "decided": False}), out, None)
-    assert "plan.json is of an earlier run, and as it was" in capsys.readouterr().err
+    assert "plan.json is still that of an earlier run" in capsys.readouterr().err
     assert out.exists()
     _tell(RunVerdict(**{**HELPED, "plan": None, "decided": True}), out, None)
     assert "plan.json, of an earlier run, was removed" in capsys.readouterr().err

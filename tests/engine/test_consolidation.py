@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pliant
 from pliant.algorithms.plans import plan_of
+from pliant.engine import rank_files
 from pliant.spec import Rule
 
 one_at_a_time = threading.Lock()
@@ -166,6 +167,24 @@ def test_a_place_that_fsspec_does_not_find_is_said_on_all_ranks():
                 run.load_part("nowhere://a")
             with pytest.raises(ValueError, match=r"memory://empty/rank\d\.pt is not there"):
                 run.load_part("memory://empty")
+        return True
+
+    assert pliant.run_world(2, rank) == [True, True]
+
+
+def test_a_storage_that_fails_without_a_word_fails_on_all_ranks(monkeypatch):
+    """As one does that has not answered in time."""
+
+    def fails(url, content):
+        if url.endswith("rank1.pt"):
+            raise TimeoutError
+
+    monkeypatch.setattr(rank_files, "write_remote", fails)
+
+    def rank(context):
+        _, _, run = build(context, "onebit")
+        with run, pytest.raises(OSError, match=r"memory://a/rank1\.pt could not be written \(TimeoutError\)"):
+            run.save_part("memory://a")
         return True
 
     assert pliant.run_world(2, rank) == [True, True]

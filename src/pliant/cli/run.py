@@ -158,6 +158,6 @@ def _write_plan(verdict: RunVerdict, out: Path) -> str:
     if not out.exists():
         return ""
     if not verdict.decided:
-        return f"\n{out} is of an earlier run, and as it was: this one has not come to a decision."
+        return f"\n{out} is still that of an earlier run, since this one has not come to a decision."
     out.unlink()
     return f"\n{out}, of an earlier run, was removed, since this one has adopted no plan."

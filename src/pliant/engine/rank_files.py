@@ -59,7 +59,7 @@ def write_rank_file(folder: str, rank: int, content: RankFile) -> OSError | None
             torch.save(body, beside)
             os.replace(beside, file)
     except (OSError, RuntimeError) as error:  # torch's writer says RuntimeError
-        return OSError(f"{file} could not be written ({str(error).splitlines()[0]}).")
+        return OSError(f"{file} could not be written ({_said(error)}).")
     return None
 
 
@@ -80,8 +80,7 @@ def read_rank_file(folder: str, rank: int) -> RankFile:
         ) from None
     except (RuntimeError, ValueError, EOFError, KeyError, TypeError, OSError, pickle.UnpicklingError) as error:
         what = "could not be read" if isinstance(error, OSError) else "is damaged"
-        told = json.dumps(str(error).splitlines()[0] if str(error) else type(error).__name__)
-        raise ValueError(f"{file} {what} ({told}); load another checkpoint.") from None
+        raise ValueError(f"{file} {what} ({json.dumps(_said(error))}); load another checkpoint.") from None
 
 
 def remove_rank_file(folder: str, rank: int) -> None:
@@ -95,6 +94,11 @@ def remove_rank_file(folder: str, rank: int) -> None:
         with suppress(OSError):
             os.remove(_file(folder, rank))
             os.rmdir(folder)
+
+
+def _said(error: Exception) -> str:
+    """Return the first line of an error, or its kind, since a storage that does not answer may say nothing."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _file(folder: str, rank: int) -> str:

@@ -25,7 +25,7 @@ def on_disk(path: str | Path) -> Path:
 
 
 def write_remote(url: str, content: bytes) -> None:
-    """Write a file in one call, and make its folder where that is one.
+    """Write a file in one call, and make its folder, where the storage has folders.
 
     Raises:
         OSError: The storage refuses it, is not known, or needs a package that is not installed.

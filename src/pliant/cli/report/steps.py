@@ -12,7 +12,7 @@ from pliant.spec import Event, Timeline
 
 __all__ = ["BucketTimes", "Step", "buckets_of", "clip_event", "events_in", "median_step", "merge_timelines", "steps_of"]
 
-K = TypeVar("K")
+_K = TypeVar("_K")
 
 _COMPUTING = ("forward", "backward", "optimize", "wait")
 """Kinds of events of the training thread, one after the other."""
@@ -146,9 +146,9 @@ def _seconds(events: Sequence[Event], *kinds: str) -> float:
     return sum(event.end_s - event.start_s for event in events if event.kind in kinds)
 
 
-def _grouped(events: Iterable[Event], key_of: Callable[[Event], K]) -> dict[K, list[Event]]:
+def _grouped(events: Iterable[Event], key_of: Callable[[Event], _K]) -> dict[_K, list[Event]]:
     """Return the events of each key, in their order: a recording may have hundreds of thousands."""
-    found: defaultdict[K, list[Event]] = defaultdict(list)
+    found: defaultdict[_K, list[Event]] = defaultdict(list)
     for event in events:
         found[key_of(event)].append(event)
     return found
