@@ -39,7 +39,7 @@ def adopt():
         yield
 
     tuner.AutoTuner._choose = choose
-    tuner.probe = lambda comm, budget_s, connections: None
+    tuner.probe = lambda comm, **_: None
     tuner.measure_machine = lambda comm, budget_s: PRESETS["cpu-core"]
 
 
