@@ -148,7 +148,7 @@ class CompressedAverage:
     def _take_mean(self, k: int, total: Tensor, owed: Tensor | None, seed: int) -> None:
         """Divide the sum of piece k of this owner, and encode and decode its mean.
 
-        A mean that is not finite, or overflows the codec, leaves what is owed alone: no step will use it.
+        A mean that is not finite, or overflows the codec, leaves the residual alone: no step will use it.
         """
         total.div_(self._comm.size)
         error = None if owed is None else self._error[: len(total)].zero_()
