@@ -14,8 +14,8 @@ from typing import Any
 
 from kills_drawn import Trial
 
-from pliant.network.namespaces import die_with_parent
 from pliant_bench.faults.diary_writer import DiaryWriter
+from pliant_bench.faults.processes import end_with_job
 
 __all__ = ["LEFT", "Start", "be"]
 
@@ -42,7 +42,7 @@ class StruckError(RuntimeError):
 
 def be(start: Start) -> None:
     """Be a rank."""
-    die_with_parent(os.getppid())()
+    end_with_job()
     folder, trial = Path(start.folder), start.trial
     faulthandler.register(signal.SIGUSR1, file=(folder / f"{start.rank}.err").open("w"), all_threads=True)
     diary = DiaryWriter(folder / f"{start.rank}.jsonl")
