@@ -168,6 +168,22 @@ def test_the_last_round_of_a_gather_is_under_way_when_the_call_returns():
     assert run_world(2, body, timeout_s=30) == [[1.0, 1.0, 2.0, 2.0]] * 2
 
 
+@pytest.mark.parametrize(("size", "num_rounds"), [(2, 1), (5, 2)])
+def test_a_gather_that_nobody_has_waited_for_ends_before_the_next_of_its_size(size, num_rounds):
+    """Rows of both lie in the same memory."""
+
+    def body(place):
+        rounds, outs = RoundsComm(place.comm, CPU, num_rounds=num_rounds), torch.empty(4, 2 * size)
+        rows = [torch.full((2,), 10.0 * k + place.rank) for k in range(4)]
+        works = [rounds.all_gather(out, row) for out, row in zip(outs, rows, strict=True)]
+        for work in works:
+            work.wait()
+        return outs.tolist()
+
+    wanted = [[10.0 * k + rank for rank in range(size) for _ in range(2)] for k in range(4)]
+    assert run_world(size, body, timeout_s=20) == [wanted] * size
+
+
 @pytest.mark.parametrize("size", [28, pytest.param(33, marks=pytest.mark.extended)])
 def test_codes_in_rounds_give_what_any_comm_gives(size):
     """One that prefers its own collectives gives the same to the bit; payloads are forwarded, or sent in pairs."""

@@ -28,6 +28,8 @@ class _Coming:
     def __init__(self, comm: Comm, rows: Tensor, rounds: Sequence[Sequence[tuple[int, int]]]) -> None:
         self.rows, parts = rows, iter(rows[1:].split([count for each in rounds for _, count in each]))
         self.received: list[PeerTensors] = [[(rank, next(parts)) for rank, _ in each] for each in rounds]
+        self.last: Work = EndedWork()
+        """Gather before, which needs the rows as long as it is under way."""
         self._receives = StandingReceives(comm, self.received)
 
     def exchange(self, k: int, sends: PeerTensors) -> Work:
@@ -55,13 +57,13 @@ class _Gather:
 class RoundsComm(WrappedComm):
     """Carries out all_gather, reduce_scatter, all_to_all and broadcast in few rounds (`layouts.rounds`).
 
-    Each call returns when it has ended, but for gathers, which return when their last round is under way; only one of
-    a size may be. A rank keeps rows in the order of ranks around the circle, its own first, so
-    that the rows of a message lie one after another. Receives of calls that come again, with rows of the same size,
-    stand (`StandingReceives`), but for those of broadcasts, whose roots change. Bytes out and in, in rows: size - 1 of
-    a gather or a sum; of an all-to-all those that are forwarded in each round, at 64 ranks 112. A rank adds what comes
-    to what it has in the order of the ranks that it comes from: so sums in one round are in the order of ranks. In a
-    broadcast the ranks that have it send it on as in a gather.
+    Each call returns when it has ended, but for gathers, which return when their last round is under way; the next one
+    of the same size first ends the one before. A rank keeps rows in the order of ranks around the circle, its own
+    first, so that the rows of a message lie one after another. Receives of calls that come again, with rows of the same
+    size, stand (`StandingReceives`), but for those of broadcasts, whose roots change. Bytes out and in, in rows:
+    size - 1 of a gather or a sum; of an all-to-all those that are forwarded in each round, at 64 ranks 112. A rank adds
+    what comes to what it has in the order of the ranks that it comes from: so sums in one round are in the order of
+    ranks. In a broadcast the ranks that have it send it on as in a gather.
 
     Args:
         comm: Ranks that exchange.
@@ -89,6 +91,7 @@ class RoundsComm(WrappedComm):
         require_contiguous(out, x)
         require_numel("all_gather", out, self.size * x.numel())
         coming = self._coming("gather", x, [[(at, count) for at, count, _ in hops] for hops in self._rounds])
+        coming.last.wait()
         circle = coming.rows
         circle[0].copy_(x.view(-1))
         work: Work = EndedWork()
@@ -100,7 +103,8 @@ class RoundsComm(WrappedComm):
             _turn(circle, self.rank, out.view_as(circle))
             coming.stand()
 
-        return _Gather(work, finish)
+        coming.last = _Gather(work, finish)
+        return coming.last
 
     def reduce_scatter(self, out: Tensor, x: Tensor, op: ReduceOp = "sum") -> Work:
         if op != "sum":
