@@ -3,6 +3,8 @@
 import importlib
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +59,55 @@ def test_what_processes_would_do_is_said_without_a_device(lab, capsys, tmp_path,
 def test_the_part_runs_only_where_it_is_named(lab):
     parts = importlib.import_module("run").PARTS
     assert [name for name, part in parts.items() if part.only_asked] == ["lab"]
+
+
+@pytest.mark.parametrize(("limit_s", "minutes"), [("225", 3.0), ("6000", 8.0), (None, 8.0)])
+def test_the_time_is_over_before_the_part_would_be_killed(lab, monkeypatch, limit_s, minutes):
+    """Else what was trained last would be lost, and who has failed not be said."""
+    asked = []
+    monkeypatch.setattr(lab, "carry_out", lambda given, device: asked.append(given.minutes))
+    monkeypatch.delenv("PLIANT_GPU_LIMIT_S", raising=False)
+    if limit_s is not None:
+        monkeypatch.setenv("PLIANT_GPU_LIMIT_S", limit_s)
+    lab.run("cuda")
+    assert asked == [minutes]
+
+
+def test_what_processes_leave_behind_is_removed(lab, monkeypatch, tmp_path):
+    """As the orders of one that is ended in the midst of a training."""
+    job = "import os, pathlib, tempfile\npathlib.Path(__file__).with_name('left').write_text(tempfile.mkdtemp())\n"
+    (tmp_path / "measure.py").write_text(f"{job}os._exit(0)\n")
+    monkeypatch.setattr(lab, "_JOB", tmp_path)
+    monkeypatch.setenv("OUT", str(tmp_path))
+    monkeypatch.setenv("PLIANT_GPU_LAB", "--processes 1")
+    lab.run("cpu")
+    assert not Path((tmp_path / "left").read_text()).exists()
+    assert (tmp_path / "lab.jsonl").read_text() == (tmp_path / "lab.log").read_text().strip() == ""
+
+
+ENDLESS = """
+import os, pathlib, time
+with pathlib.Path(__file__).with_name("words").open("w") as words:
+    print(os.getpid(), file=words, flush=True)
+    time.sleep(3600)
+"""
+ALONE = "import pathlib, sys, lab; lab._JOB = pathlib.Path(sys.argv[1]); lab.run('cpu')"
+
+
+@pytest.mark.processes
+def test_processes_end_with_the_one_that_has_started_them_however_that_ends(tmp_path):
+    os.mkfifo(tmp_path / "words")
+    (tmp_path / "measure.py").write_text(ENDLESS)
+    path = os.pathsep.join([str(ROOT / "benchmarks" / "gpu"), *filter(None, sys.path)])
+    environment = os.environ | {"OUT": str(tmp_path), "PLIANT_GPU_LAB": "--processes 1", "PYTHONPATH": path}
+    with subprocess.Popen([sys.executable, "-c", ALONE, str(tmp_path)], env=environment) as job:
+        with (tmp_path / "words").open() as words:
+            trains = int(words.readline())
+            job.kill()
+            ended, _, _ = select.select([words], [], [], 60)  # once nobody can write any more
+        if not ended:
+            os.kill(trains, signal.SIGKILL)
+    assert ended
 
 
 @pytest.mark.extended

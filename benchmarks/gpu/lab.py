@@ -5,8 +5,9 @@
 
 Each process carries out whole arms, so that none trains what another one does: it has a list of trials and a file of
 lines of its own. Every half a minute, and when the time is over and all are ended, $OUT/lab.jsonl gets the lines of
-all, in the order of the list of trials; $OUT/lab.log gets what they say. What lab.jsonl or --lines has is not trained
-again, whatever the number of processes. Trials `scaled` are left out: they need the trainings of two arms.
+all, in the order of the list of trials; $OUT/lab.log gets what they say. The time is over before run.py would kill this
+part. What lab.jsonl or --lines has is not trained again, whatever the number of processes. Trials `scaled` are left
+out: they need the trainings of two arms.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from typing import Any
 from checks import Check
 from ranks import shared_device
 
+from pliant.network.namespaces import die_with_parent
 from pliant.spec.files import write_atomically
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -42,10 +44,16 @@ _KEY = names_of(str(_JOB / "rates.py"))
 _ARM = ("optimizer", "algorithm", "size", "windows", "ranks", "decay")
 """What trials have in common that need the same trainings."""
 _POLL_S, _MERGE_S = 0.2, 30.0
+_END_S = 45.0
+"""Time of a part in which this process begins, and ends."""
 
 
 def run(device: str) -> None:
-    carry_out(_options().parse_args(shlex.split(os.environ.get("PLIANT_GPU_LAB", ""))), device)  # as run.py sets it
+    """Carry out what run.py has been asked for, within the time that it gives this part."""
+    given = _options().parse_args(shlex.split(os.environ.get("PLIANT_GPU_LAB", "")))
+    limit_s = float(os.environ.get("PLIANT_GPU_LIMIT_S", "inf"))
+    given.minutes = min(given.minutes, (limit_s - _END_S) / 60)
+    carry_out(given, device)
 
 
 def carry_out(given: argparse.Namespace, device: str) -> None:
@@ -61,7 +69,7 @@ def carry_out(given: argparse.Namespace, device: str) -> None:
     before = merged([*([given.lines] if given.lines else []), *known], _KEY, trials)
     begun_s = time.monotonic()
     with (
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,  # ranks that were killed may still end
         _shared(device) as environment,
         _started(given, device, Path(folder), [(each, before) for each in lists], environment) as processes,
     ):
@@ -78,8 +86,8 @@ def carry_out(given: argparse.Namespace, device: str) -> None:
             each.wait()
         lines = merged(parts, _KEY, trials)
         said = [path.with_suffix(".log").read_text() for path in parts]
-    _write(out / "lab.jsonl", lines)
-    (out / "lab.log").write_text("\n".join(said))
+        _write(out / "lab.jsonl", lines)  # before the device is given back, which may fail
+        (out / "lab.log").write_text("\n".join(said))
     for number, (code, text) in enumerate(zip(codes, said, strict=True)):
         figure = {None: "the time was over", 0: "it has done all its trials"}.get(code, f"exit code {code}")
         last = "".join(text.strip().splitlines()[-1:])
@@ -167,8 +175,10 @@ def _started(
             _write(part.with_suffix(".trials"), trials)
             words = ["--out", str(part), "--trials", str(part.with_suffix(".trials")), "--device", device]
             command = [sys.executable, str(_JOB / "measure.py"), *words, "--text", given.text]
+            own = {**os.environ, **environment, "TMPDIR": str(folder)}  # where an ended process leaves its orders
             with part.with_suffix(".log").open("w") as log:
-                processes.append(subprocess.Popen(command, env={**os.environ, **environment}, stdout=log, stderr=log))
+                dies = die_with_parent(os.getpid())
+                processes.append(subprocess.Popen(command, env=own, stdout=log, stderr=log, preexec_fn=dies))
         yield processes
     finally:
         for each in processes:
@@ -178,7 +188,7 @@ def _started(
 
 def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=8.0, help="after which all end")
+    parser.add_argument("--minutes", type=float, default=8.0, help="after which all end, or before run.py ends this")
     parser.add_argument("--processes", type=int, default=4, help="side by side, each with all ranks of a training")
     parser.add_argument("--only", action="append", help="pattern over kind/optimizer/arm/size/...; repeatable")
     parser.add_argument("--trials", type=Path, default=LIST, help="list of trials")

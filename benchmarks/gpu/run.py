@@ -63,7 +63,7 @@ def _run_part(part: Part, device: str, left_s: float, log: TextIO) -> dict:
     start_s = time.monotonic()
     process = subprocess.Popen(
         command,
-        env=os.environ | part.environment,
+        env=os.environ | part.environment | {"PLIANT_GPU_LIMIT_S": str(limit_s)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
