@@ -1,5 +1,6 @@
 """Trainings of the laboratory whose workers are processes: those of an accelerator, which threads cannot share."""
 
+import gc
 import itertools
 import json
 import sys
@@ -158,6 +159,8 @@ def _be_a_rank(folder: Path, device: str) -> None:
         comm.close()
         if _ends(outcome):
             break
+        gc.collect()  # models may be in cycles, and stay in memory beside the next ones
+        torch.cuda.empty_cache()  # what it keeps, no other process of the device can have
     dist.destroy_process_group()
 
 
