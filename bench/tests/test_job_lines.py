@@ -187,6 +187,7 @@ LISTED = {
     ("network", "async_faults"): ("run --trials {trials}", KILLED, "0 gossip(free=1)", "99 of 100"),
     ("quality", "steps_ratio"): ("--out {out} --only curve/lstm/*", {}, "curve/lstm/", None),
     ("tasc", "accuracy"): ("--out {out} --short --seeds 1", {}, "", "18 of 18"),
+    ("mutants", "mutants"): ("run --out {out} --limit 1", {}, "", "150 of 150"),
 }
 TRIALS = {"exits": "exits_seed1.jsonl", "async_faults": "async_kills_seed1.jsonl"}
 

@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Try what is due, one line for each."""
     part, of = map(int, arguments.part.split("/"))
     chosen = [m for m in read(arguments.mutants) if fnmatch.fnmatch(m.id, arguments.only)][part - 1 :: of]
-    left = due(chosen, results(arguments.out), whole=arguments.whole, again=arguments.again)[: arguments.limit]
+    left = due(chosen, results(arguments.out), whole=arguments.whole, again=arguments.again)
     if arguments.list:
         say_left([f"{m.id} {m.file}:{m.line}" for m in left], len(chosen))
         return
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> None:
     by_line = ByLine(arguments.by_test) if arguments.by_test else None
     with tempfile.TemporaryDirectory() as folder:
         copy = Copy(ROOT, Path(folder), sanitized=arguments.sanitized)
-        for m in left:
+        for m in left[: arguments.limit]:
             start_s = time.monotonic()
             record: dict[str, Any] = {"id": m.id, "tests": "sanitized" if arguments.sanitized else "covering"}
             tests: Sequence[str] = m.tests
