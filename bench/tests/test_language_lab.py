@@ -223,6 +223,13 @@ def test_the_text_of_this_machine_is_the_same_on_another(tmp_path):
     assert torch.equal(there.held_out, here.held_out)
 
 
+def test_the_text_of_this_machine_is_not_written_beside_another(tmp_path):
+    (tmp_path / "more.txt").write_text("of somebody else")
+    with pytest.raises(ValueError, match=r"has files, which would be read with .* give an empty folder"):
+        save_text(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["more.txt"]
+
+
 def test_tasks_that_cannot_be_are_refused(folder):
     with pytest.raises(ValueError, match=r"no decoder of 7B; there are 0\.06M"):
         task(folder, size="7B")

@@ -91,8 +91,15 @@ def python_text() -> Text:
 
 
 def save_python_text(folder: Path) -> None:
-    """Write what `python_text` returns as a folder of text files, for a machine that has another Python."""
+    """Write what `python_text` returns as a folder of text files, for a machine that has another Python.
+
+    Raises:
+        ValueError: The folder has files, which would be read as well.
+
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise ValueError(f"{folder} has files, which would be read with the text of Python; give an empty folder.")
     for number, text in enumerate(_sources(Path(sysconfig.get_path("stdlib")))):
         (folder / f"{number:05}.txt").write_text(text, encoding="utf-8")
 
