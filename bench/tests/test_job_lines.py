@@ -159,14 +159,16 @@ def test_trainings_of_other_lengths_are_other_ones_and_not_of_the_table(load, mo
     job, asked = load("planner", "cold_start"), []
 
     def fake(name, seed, given, cache):
-        asked.append(given.steps)
+        asked.append((given.steps, cache))
         return {"arm": name, "seed": seed, **job.about_of(given), "time_to_target_s": float(given.steps)}
 
     monkeypatch.setattr(job, "train", fake)
     for steps in ("10", "20", "10"):
         monkeypatch.setattr(sys, "argv", ["cold_start.py", str(tmp_path / "F"), "--seeds", "1", "--steps", steps])
         job.main()
-    assert asked == [10] * 6 + [20] * 6
+    assert [steps for steps, _ in asked] == [10] * 6 + [20] * 6
+    assert len(set(asked)) == 2
+    assert asked[0][1] != asked[-1][1]  # the first one with a cache finds nothing there
     assert "| choco | 10.0 s | 1.00 | 1 |" in capsys.readouterr().out.rpartition("| arm |")[2]
 
 

@@ -5,7 +5,7 @@
 The small convolutional network learns Fashion-MNIST on four emulated hosts at 100 Mbit/s, to 85 %. In each round, one
 for each seed, all arms train once; their order turns by one from round to round. Experience comes from one training
 before the first round, which is a line of its own. One line of JSON for each training; what the file has with the same
-options is not run again. The cache lies beside it. Needs root, for network namespaces.
+options is not run again. Beside it lies a cache for each set of options. Needs root, for network namespaces.
 """
 
 import argparse
@@ -97,10 +97,11 @@ def main() -> None:
     given = parser.parse_args()
     given.out.parent.mkdir(parents=True, exist_ok=True)
     about = about_of(given)
+    cache = given.out.with_suffix(f".{'-'.join(map(str, about.values()))}.cache")
     lines = Lines(given.out, ("arm", "seed", *ABOUT))
     for name, seed in jobs(given.seeds):
         if not lines.has(name, seed, *about.values()):
-            lines.add(train(name, seed, given, given.out.with_suffix(".cache")))
+            lines.add(train(name, seed, given, cache))
     print(summary([line for line in lines.records.values() if about.items() <= line.items()]))
 
 
