@@ -1,6 +1,7 @@
 """The rows of laws over collectives: each makes a function of a vector, over any comm, on any device."""
 
 import itertools
+import threading
 from functools import cache
 
 import torch
@@ -147,7 +148,13 @@ def owners_over_hosts(codec, ways_over=lambda comm: None, hosts_of=lambda size: 
 
 def by_relays(comm):
     """Return ways to owners and back through trees, over ranks or hosts whose pairs differ."""
-    return owner_ways(sharded_optimizer(schedule=_relays(len(hosts_of(comm)))), comm)
+    with _searching:
+        schedule = _relays(len(hosts_of(comm)))
+    return owner_ways(sharded_optimizer(schedule=schedule), comm)
+
+
+_searching = threading.Lock()
+"""Held by the rank that searches: ranks are threads, which would all do so, and find different trees."""
 
 
 @cache
