@@ -208,8 +208,7 @@ def shard_gather(
     """Return what carries out a node."""
     if node is None or node.codec is None:
         return ExactGather(shards, comm, scratch, keeps=node is not None and not node.regather)
-    once = node.differences or node.regather
-    coded = CodedShards(codec_from(node.codec), shards, comm, device, stands=once)
+    coded = CodedShards(codec_from(node.codec), shards, comm, device, stands=node.reads_once)
     if node.differences:
         return DifferenceGather(shards, comm, scratch, coded, device)
     return CodedGather(shards, comm, scratch, coded)

@@ -165,8 +165,8 @@ def _gather_rounds(
         again = copied if node.differences else after
     once = _between_pairs(codec, numels, batch, shards, num_ranks, before, after, to_owners=False)
     if codec is not None:
-        pieces, is_read_once = _num_pieces(numels.max(1)), node is not None and (node.differences or node.regather)
-        once = replace(once, before_pieces=pieces, split=pieces, posted=is_read_once)
+        pieces = _num_pieces(numels.max(1))
+        once = replace(once, before_pieces=pieces, split=pieces, posted=node is not None and node.reads_once)
     return (once,), (Round(messages=None, before=again) if keeps else once,)
 
 
