@@ -161,7 +161,8 @@ class SparsifyingCodec(ABC):
     def clear_sent(self, payload: Tensor, x: Tensor) -> None:
         """Take from x, (numel,), what the payload carries of it: zero is left where elements are sent as they are.
 
-        So it is of what has overflowed, whether it was sent or not: the payload is poisoned, and later ones are not.
+        Elements that have overflowed become zero whether they were sent or not: they poison this payload, and no later
+        one.
         """
         check_decode(self.name, payload, x, self.nbytes(x.numel()))
         if x.numel():

@@ -30,7 +30,7 @@ _HALVES_BYTES = 1 << 22
 """Up to vectors of so many bytes, halves take less time than a ring's many rounds; then sends of all to one jam."""
 _PARTS_BYTES = 1 << 19
 """The same where few bytes must go: measured, two halves of 0.2 MB take 1.09 of what the link allows at 100
-Mbit/s, of 1.2 MB 1.41, and a ring 1.06. A gather brings a rank as many bytes as a half from so many on."""
+Mbit/s, of 1.2 MB 1.41, and a ring 1.06. A gather that brings a rank more bytes than this goes around a ring too."""
 
 
 class Hop(NamedTuple):
