@@ -144,7 +144,7 @@ def table(lines: Measured) -> str:
 def main() -> None:
     """Measure what is left, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jsonl", type=Path, required=True, help="lines, one a link")
+    parser.add_argument("--jsonl", type=Path, required=True, help="lines, each of a link and some sizes")
     parser.add_argument("--md", type=Path, help="the table")
     parser.add_argument("--on", default="", help="rate and delay of the one link to measure: 50mbit,125ms")
     parser.add_argument("--bytes", type=int, nargs="+", default=ASKED["bytes"], help="sizes of messages")
