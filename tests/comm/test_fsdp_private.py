@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_common, _fsdp_param_group
 
 from pliant.comm.fsdp_private import _COMMUNICATES, is_sharded, param_groups, settle_sharding
-from pliant.comm.fsdp_waits_private import _METHODS, _PLACES
+from pliant.comm.fsdp_waits_private import _METHODS, _PLACES, RESET
 
 
 @pytest.fixture
@@ -54,6 +54,7 @@ def test_groups_have_what_is_read_and_written(world):
                 "mesh_info",
             ):
                 assert hasattr(raw, name), name
+            assert hasattr(raw, RESET) == hasattr(model, "reset_iter_state")
             for parameter in raw.fsdp_params:
                 for name in ("sharded_param", "offload_to_cpu", "padded_sharded_param_size", "_orig_size"):
                     assert hasattr(parameter, name), name

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from worlds import run
 
 import pliant
@@ -173,6 +173,27 @@ def test_replicas_average_once_for_all_passes_that_defer_it(mesh, what):
         assert from_torch <= 1e-6 or what == "local_sgd(1)"  # under which weights are averaged, behind AdamW
         assert from_each_pass <= 1e-6
         assert what != "allreduce" or ratio == pytest.approx(3)
+
+
+def given_up() -> float:
+    """Return how far from torch training goes on behind a pass that was to be averaged later, and is given up."""
+    ends = []
+    for relaxes in (False, True):
+        model = build(width=8, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replica", "shard")))
+        optimizer = adamw(model)
+        with pliant.relax(model, optimizer, "allreduce", timeout_s=60) if relaxes else nullcontext():
+            model.set_requires_all_reduce(False)
+            loss(model, 50).backward()
+            model.reset_iter_state()
+            optimizer.zero_grad()
+            model.set_requires_all_reduce(True)
+            ends.append(train(model, optimizer, 2))
+    return apart(ends[1], ends[0])
+
+
+@pytest.mark.skipif(not hasattr(FSDPModule, "reset_iter_state"), reason="torch 2.13 and later forget a pass")
+def test_gradients_that_torch_forgets_are_not_kept_for_a_later_average():
+    assert max(run(2, given_up)) <= 1e-6
 
 
 def at_their_own_pace() -> list:

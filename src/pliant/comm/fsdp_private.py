@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
-from pliant.comm.fsdp_waits_private import Call, WrappedWaits, inner_place
+from pliant.comm.fsdp_waits_private import RESET, Call, WrappedWaits, inner_place
 from pliant.comm.torch_errors import Explain, watched
 from pliant.spec.workload import ROOT_GROUP
 
@@ -268,7 +268,7 @@ class ParamGroup:
     def restore(self) -> None:
         """Put everything back as it was found."""
         self.install(None, None, None)
-        for name in _COMMUNICATES:
+        for name in (*_COMMUNICATES, RESET):
             vars(self.raw).pop(name, None)
         self.module._get_fsdp_state()._states_to_forward_prefetch = self._prefetched
 

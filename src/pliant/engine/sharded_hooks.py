@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pliant.comm.fsdp_private import ParamGroup
+from pliant.comm.fsdp_waits_private import call_at_reset
 from pliant.engine.comm_thread import CommThread, TaskHandle
 from pliant.engine.ddp_hook import ReadyBucket
 from pliant.engine.rank_checks import describe_failure
@@ -166,7 +167,8 @@ class GatherHook:
 class ReplicaHook:
     """The exchange of one parameter group's reduced gradients among replicas, in place of torch's all-reduce.
 
-    Gradients of passes that torch would not average (`set_requires_all_reduce`) are kept for the next that it would.
+    Gradients of passes that torch would not average (`set_requires_all_reduce`) are kept for the next that it would,
+    unless it forgets them too (`reset_iter_state`).
 
     Args:
         group: Group of the gradients.
@@ -199,8 +201,9 @@ class ReplicaHook:
         self._names, self._shapes, self._spans, self._row_numel = names, shapes, spans, row_numel
         self._numel = sum(stop - start for start, stop in spans)
         self._findings, self._changed = findings, changed
-        self._held: Tensor | None = None
-        """Sum of the gradients of earlier passes, (row_numel,); the communication thread's."""
+        self._held: list[Tensor] = []
+        """Sum of the gradients of earlier passes, (row_numel,), if there are any; tasks add to it, and empty it."""
+        call_at_reset(group.raw, self._forget)
 
     def __call__(self, shard: Tensor) -> None:
         """Queue the exchange behind the reduce-scatter, and wait for it only where torch reads the result at once."""
@@ -209,26 +212,29 @@ class ReplicaHook:
             self._submitter.submit(self._group.name, "the reduced gradients", self._refuse)
             return
         if self._group.defers_replicas:
-            self._submitter.submit(self._group.name, "the reduced gradients", lambda: self._hold(shard))
+            held = self._held
+            self._submitter.submit(self._group.name, "the reduced gradients", lambda: self._hold(shard, held))
         else:
             self._exchange(shard)
         if self._group.reads_at_once(shard.dtype):
             self._submitter.drain()
 
-    def _hold(self, shard: Tensor) -> None:
+    def _forget(self) -> None:
+        self._held = []  # tasks that are under way have the one before
+
+    def _hold(self, shard: Tensor, held: list[Tensor]) -> None:
         """Keep the gradients of a pass, of which torch gets zeros to add up."""
         self._findings.look_at_sum(self._index, shard)
-        self._held = shard.clone() if self._held is None else self._held.add_(shard)
+        held[:] = [held[0].add_(shard) if held else shard.clone()]
         shard.zero_()
 
     def _exchange(self, shard: Tensor) -> None:
-        is_packed = self._numel == shard.numel()
+        is_packed, held = self._numel == shard.numel(), self._held
         buffer = shard if is_packed else torch.empty(self._numel, dtype=shard.dtype, device=shard.device)
 
         def fill() -> None:
-            if self._held is not None:
-                shard.add_(self._held)
-                self._held = None
+            if held:
+                shard.add_(held.pop())
             self._findings.look_at_sum(self._index, shard)
             for source, target in self._pairs(shard, buffer):
                 if not is_packed:
