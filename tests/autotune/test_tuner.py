@@ -204,6 +204,24 @@ def test_nothing_is_tried_where_nothing_is_predicted_to_pay(monkeypatch):
     assert all(text == other for *_, other in others)
 
 
+def test_advice_on_buffers_is_given_where_no_plan_was_tried(monkeypatch):
+    """The step time is that of the first steps: nobody has measured another one."""
+    far = Topology(hosts=tuple(Host(name=f"h{k}", delay_s=0.5) for k in range(2)))
+    monkeypatch.setattr(tuner, "probe", lambda comm, **_: far)
+    auto = pliant.Auto(watch=False, least_gain=1e9, experience=None, **QUICK)
+
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        with pliant.relax(ddp, optimizer, auto, timeout_s=20) as run:
+            train(ddp, optimizer, place.rank, [step % 2 for step in range(12)])
+            return run.tuner.choice.num_tried, run.tuner.explanation
+
+    for num_tried, text in pliant.run_world(2, body):
+        assert num_tried == 0
+        assert "give DDP broadcast_buffers=False" in text
+
+
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[] if kind == "mixed" else pytest.mark.extended) for kind in KINDS]
 )

@@ -221,7 +221,10 @@ class AutoTuner(PlanInForce):
             decision = replace(decision, gains=(), adopted=False, expected_s=math.nan)
         why = search.explain(found, decision, "" if self.prospects is None else self.prospects.text)
         self.choice = decision.choice(self._exact.plan("auto"), 0 if found is None else len(found.trials))
-        advice = self._advise(workload, topology, decision.expected_s)
+        step_s = decision.expected_s
+        if result is None and not decision.adopted and math.isnan(step_s):
+            step_s = self.watched.step_s  # of torch's own exchange, or of that in 16 bits
+        advice = self._advise(workload, topology, step_s)
         self.explanation = self._chosen_why = "\n".join([why, advice, *self._rejected.failures])
         return decision.expected_s
 
