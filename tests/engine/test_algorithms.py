@@ -308,7 +308,7 @@ def test_onebit_adam_in_warmup_is_adam():
         torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-7)
 
 
-@pytest.mark.parametrize("what", ["allreduce", "local_sgd"])
+@pytest.mark.parametrize("what", ["allreduce", "local_sgd", "bounded_staleness(0)"])
 def test_behind_its_warmup_onebit_adam_takes_no_gradient_for_a_momentum(what):
     def body(place):
         ddp = new_ddp(place)

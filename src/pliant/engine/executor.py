@@ -134,8 +134,8 @@ class ExecutorBuilder:
             old.close()
         before = [] if old is None else old.of(ShardExchanges)
         shards = shard_exchanges(self._relaxed.sharded, nodes, before, self._tracer, checks=self._nonfinite == "raise")
-        beside = (*shards, *weights, *controllers, *looks, *momentum_checks(store, self._steppers))
-        return PlanExecutor(gradients=gradients, owners=owners, served=served, beside=beside)
+        checks, beside = momentum_checks(store, self._steppers), (*shards, *weights, *controllers, *looks)
+        return PlanExecutor(gradients=gradients, owners=owners, checks=checks, served=served, beside=beside)
 
     def _make_monitor(
         self, request: CurvatureRequest | None, old: PlanExecutor | None, step: int
@@ -209,7 +209,8 @@ class ExecutorBuilder:
         return PlanExecutor(
             gradients=gradients,
             owners=Owners({}, self._comm_thread, self._tracer),
-            beside=(*weights, *momentum_checks(store, self._steppers)),
+            checks=momentum_checks(store, self._steppers),
+            beside=tuple(weights),
         )
 
     def _make_weights(self, store: AlgorithmState, old: PlanExecutor | None, step: int) -> list[BetweenSteps]:

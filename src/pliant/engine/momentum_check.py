@@ -34,7 +34,7 @@ class MomentumCheck(Part):
             )
 
 
-def momentum_checks(store: AlgorithmState, steppers: Mapping[int, Optimizer]) -> list[MomentumCheck]:
+def momentum_checks(store: AlgorithmState, steppers: Mapping[int, Optimizer]) -> tuple[MomentumCheck, ...]:
     """Return the check of a plan, if some optimizer needs it.
 
     Args:
@@ -47,4 +47,4 @@ def momentum_checks(store: AlgorithmState, steppers: Mapping[int, Optimizer]) ->
         optimizer = steppers.get(id(store.parameters[name]))
         if isinstance(optimizer, OneBitAdam) and not isinstance(node.core, CompressedMomentum):
             wrong.setdefault(optimizer, (name, node))
-    return [MomentumCheck(wrong)] if wrong else []
+    return (MomentumCheck(wrong),) if wrong else ()
