@@ -26,7 +26,7 @@ def end_with_job() -> None:
     The server ends once nobody holds its pipe. It hands that to whatever it forks, so that children, whose parent it
     is, would keep it alive.
     """
-    server: Any = forkserver._forkserver
+    server: Any = forkserver._forkserver  # pyright: ignore[reportPrivateUsage]  nothing public tells of the pipe
     os.close(server._forkserver_alive_fd)
     server._forkserver_alive_fd = None
     die_with_parent(os.getppid())()
