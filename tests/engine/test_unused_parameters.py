@@ -156,30 +156,18 @@ def test_a_parameter_that_is_trained_only_later_is_refused(name):
 @pytest.mark.parametrize("wraps", [True, False])
 def test_a_parameter_that_is_frozen_later_is_refused_with_a_cure_that_fits(wraps):
     """To look for unused ones is none where relax() has made the DDP, and costs each pass a look where it has not."""
-    told = "wrap the module in DistributedDataParallel anew" if wraps else "with the module that it has wrapped"
+    told = "before DistributedDataParallel wraps the module" if wraps else r"before relax\(\) is called"
 
     def body(place):
         module, group = small(), None if wraps else place.process_group
-
-        def made():
-            return ddp_of(module, place) if wraps else module
-
+        model = ddp_of(module, place) if wraps else module
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        run = pliant.relax(made(), optimizer, "onebit", group=group, timeout_s=30)
-        simple(run.model, [optimizer], place.rank, 1)
-        module.first.requires_grad_(False)
-        before = torch.cat([p.detach().flatten() for p in module.parameters()])
-        with pytest.raises(pliant.IncompleteBackwardError, match=f"2 parameters were frozen after relax.*{told}"):
+        with pliant.relax(model, optimizer, "onebit", group=group, timeout_s=30) as run:
             simple(run.model, [optimizer], place.rank, 1)
+            module.first.requires_grad_(False)
+            before = torch.cat([p.detach().flatten() for p in module.parameters()])
+            with pytest.raises(pliant.IncompleteBackwardError, match=f"2 parameters were frozen after relax.*{told}"):
+                simple(run.model, [optimizer], place.rank, 1)
         assert torch.equal(before, torch.cat([p.detach().flatten() for p in module.parameters()]))
-        run.close()
-        with pliant.relax(made(), optimizer, "onebit", group=group, timeout_s=30) as run:
-            simple(run.model, [optimizer], place.rank, 2)
-            assert run.steps == 2
-        module.first.requires_grad_()
-        with pliant.relax(made(), optimizer, "onebit", group=group, timeout_s=30) as run:
-            simple(run.model, [optimizer], place.rank, 1)
-        return torch.cat([p.detach().flatten() for p in module.parameters()])
 
-    one_end, other = pliant.run_world(2, body, timeout_s=60)
-    assert torch.equal(one_end, other)
+    pliant.run_world(2, body, timeout_s=60)

@@ -158,15 +158,17 @@ class FrozenParameters:
 def begin_anew(*, wrapped: bool, wrapped_here: bool) -> str:
     """Return what to do where other parameters are to be trained than when a run began.
 
+    A DDP cannot be left: as long as it lives, its hooks meet the gradients of one that wraps the module anew.
+
     Args:
         wrapped: Whether the model is in a DDP, which exchanges those that were trained when it was made.
         wrapped_here: Whether relax() has made it.
 
     """
-    if wrapped_here:
-        return "close() the run, and call relax() again with the module that it has wrapped"
-    anew = ", wrap the module in DistributedDataParallel anew," if wrapped else ""
-    return f"close() the run{anew} and call relax() again"
+    if not wrapped:
+        return "close() the run and call relax() again"
+    first = "relax() is called" if wrapped_here else "DistributedDataParallel wraps the module"
+    return f"choose what is trained before {first}, in a new process that goes on from a checkpoint"
 
 
 def _call(method: "weakref.WeakMethod[Callable[[str, Tensor], None]]", name: str, gradient: Tensor) -> None:
