@@ -1,6 +1,8 @@
 """The rows of laws over collectives: each makes a function of a vector, over any comm, on any device."""
 
 import itertools
+import threading
+from functools import cache
 
 import torch
 
@@ -55,17 +57,18 @@ def uneven_parts(comm, granularity):
     return [[], *(pieces_of(p, 1 << 11, granularity) for p in cut_evenly(NUMEL, comm.size - 1, granularity))]
 
 
-def to_owners(codec):
+def to_owners(codec, *, stands=False):
     """Make the reduce-scatter by itself."""
 
     def make(comm, device):
         parts, residual = uneven_parts(comm, codec.granularity), torch.zeros(NUMEL, device=device)
-        half = ToOwners(codec, parts, comm, device)
+        half = ToOwners(codec, parts, comm, device, stands=stands)
 
         def step(x):
             posted = half.send(x, residual, comm.rank + 1)
             for k, piece in enumerate(parts[comm.rank]):
                 half.add(k, posted, piece.of(x))
+                half.stand(k)
             half.wait(posted)
 
         return step
@@ -73,18 +76,20 @@ def to_owners(codec):
     return make
 
 
-def from_owners(codec):
+def from_owners(codec, *, stands=False):
     """Make the all-gather by itself."""
 
     def make(comm, device):
         parts = uneven_parts(comm, codec.granularity)
-        half = FromOwners(codec, parts, comm, device)
+        half = FromOwners(codec, parts, comm, device, stands=stands)
 
         def step(x):
             half.swap(x, 1)
             for rank, pieces in enumerate(parts):
                 for k in range(len(pieces)):
                     half.decode_piece(rank, k, x)
+            for k in range(half.num_rounds):
+                half.stand(k)
 
         return step
 
@@ -143,9 +148,19 @@ def owners_over_hosts(codec, ways_over=lambda comm: None, hosts_of=lambda size: 
 
 def by_relays(comm):
     """Return ways to owners and back through trees, over ranks or hosts whose pairs differ."""
-    places = len(hosts_of(comm))
-    schedule = pack_trees(mesh(places, 1), owned=[1 / places] * places)
+    with _searching:
+        schedule = _relays(len(hosts_of(comm)))
     return owner_ways(sharded_optimizer(schedule=schedule), comm)
+
+
+_searching = threading.Lock()
+"""Held by the rank that searches: ranks are threads, which would all do so, and find different trees."""
+
+
+@cache
+def _relays(places):
+    """Return trees over so many ranks or hosts; found once, as a busy machine may end another search earlier."""
+    return pack_trees(mesh(places, 1), owned=[1 / places] * places)
 
 
 def low_rank(comm, device):
@@ -237,6 +252,8 @@ COLLECTIVES = {
     **{f"compressed, {codec}": compressed(codec) for codec in DENSE},
     **{f"to owners, {codec}": to_owners(codec) for codec in (c.Int4(), c.Sign())},
     **{f"from owners, {codec}": from_owners(codec) for codec in (c.Int4(), c.MinMax8())},
+    "to owners, standing": to_owners(c.Int4(), stands=True),
+    "from owners, standing": from_owners(c.Int4(), stands=True),
     "exact halves": exact_halves,
     "owners": owners(None),
     "owners, coded": owners(c.Qsgd(bits=8)),

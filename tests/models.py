@@ -8,6 +8,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pliant
 
+__all__ = ["Inner", "Net", "applied_and_given", "batch", "ended_equal", "new_ddp", "train", "weights"]
+
 _one_at_a_time = threading.Lock()
 
 
@@ -68,7 +70,12 @@ def weights(ddp) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in ddp.parameters()])
 
 
-__all__ = ["Inner", "Net", "batch", "new_ddp", "pliant", "train", "weights"]
+def ended_equal(size: int, body, timeout_s: float = 60) -> torch.Tensor:
+    """Return the weights with which a body ends on each rank of a world: finite, and the same to the bit on all."""
+    first, *others = pliant.run_world(size, body, timeout_s=timeout_s)
+    assert all(torch.equal(first, other) for other in others)
+    assert first.isfinite().all()
+    return first
 
 
 def applied_and_given(place, ddp, run, num_steps):

@@ -65,6 +65,16 @@ def test_a_family_that_is_off_to_one_side_is_not_simulated():
     assert "| gossip | 9 | +11.0% | 12.0% | no |" in found.text()
 
 
+def test_a_cell_with_one_plan_counts_with_its_error():
+    one, other = cell("vgg16", 1e7), cell("bert", 1e8)
+    found = validate([replace(one, trials=one.trials[:1]), other])
+    assert found.figures["pair"] == found.cells["bert 1e+08"]["pair"]
+    assert found.figures["error"] == pytest.approx(np.mean([each["error"] for each in found.cells.values()]))
+    assert "| vgg16 1e+07 | - | - |" in found.text()
+    alone = ValidationGate(cells={"a": found.cells["vgg16 1e+07"]}, bias={})
+    assert not alone.is_open  # whether it orders plans is not known
+
+
 def test_cells_of_two_sizes_of_a_model_are_two_cells():
     one = cell("vgg16", 1e7)
     found = validate([one, replace(one, model_id="vgg16-1"), cell("bert", 1e8)])

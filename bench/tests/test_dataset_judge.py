@@ -37,3 +37,16 @@ def test_pairs_within_their_noise_do_not_count():
     names = list(BASELINES.values())
     noisy = [Trial(genes=names[k], steps_s=(t - 0.05, t, t + 0.05)) for k, t in enumerate((1.0, 1.01, 2.0))]
     assert judged(np.log([1.01, 1.0, 2.0]), noisy)["pair"] == 1  # the first two cannot be told apart
+
+
+@pytest.mark.parametrize("times", [(1.0,), (1.0, 1.0, 1.0)])
+def test_plans_without_an_order_have_errors_alone(times):
+    trials = [Trial(genes=g, steps_s=(t, t)) for g, t in zip(BASELINES.values(), times, strict=False)]
+    found = judged(np.log(np.arange(1, len(times) + 1)), trials)
+    assert found.keys() == {"regret@1", "regret@5", "regret@10", "error", "p90"}
+    assert np.isfinite(list(found.values())).all()
+
+
+def test_predictions_that_are_all_alike_order_nothing():
+    found = judged(np.zeros(len(TRIALS)), TRIALS)
+    assert (found["pair"], found["tau"]) == (0, 0)

@@ -9,11 +9,11 @@ from torch import nn
 from torch.optim import AdamW, Muon
 
 import pliant
-from pliant_bench.data.text import python_text
+from pliant_bench.data.text import load_text, python_text
 from pliant_bench.lab.decoder import SIZES, Decoder
-from pliant_bench.lab.language import first_rate, language_task
+from pliant_bench.lab.language import first_rate, language_task, save_text, text_name
 from pliant_bench.lab.optimizers import OPTIMIZERS, hidden_matrices, make_optimizers
-from pliant_bench.lab.processes import train_in_processes
+from pliant_bench.lab.processes import RankProcesses
 from pliant_bench.lab.second_moment import SharedMomentAdamW
 from pliant_bench.lab.training import Recipe, first_model, rate_factor, train
 
@@ -84,17 +84,35 @@ def test_a_training_with_two_optimizers_is_that_of_ranks_which_train_by_themselv
     "case", [CASES[1], *(pytest.param(case, marks=pytest.mark.extended) for case in (CASES[0], CASES[2]))]
 )
 def test_workers_that_are_processes_train_as_threads_do(folder, case):
-    outcome = train_in_processes(
-        {**SMALL, "folder": folder}, case[0], recipe(optimizer=case[1], keep_weights=True), "cpu"
-    )
+    """One training after the other."""
     by_threads = trained(folder, *case)
-    require_equal(by_threads.weights, outcome.weights)
-    assert (outcome.curve, outcome.sent_bytes) == (by_threads.curve, by_threads.sent_bytes)
+    with RankProcesses("cpu") as ranks:
+        for _ in range(2):
+            how = recipe(optimizer=case[1], keep_weights=True)
+            outcome = ranks.train({**SMALL, "folder": folder}, case[0], how)
+            require_equal(by_threads.weights, outcome.weights)
+            assert (outcome.curve, outcome.sent_bytes) == (by_threads.curve, by_threads.sent_bytes)
 
 
 def test_a_rank_that_fails_is_one_line(folder):
-    with pytest.raises(RuntimeError, match=r"rank \d failed: .*ValueError: there is no algorithm 'lion_loco'"):
-        train_in_processes({**SMALL, "folder": folder}, "lion_loco", recipe(), "cpu")
+    with (
+        RankProcesses("cpu") as ranks,
+        pytest.raises(RuntimeError, match=r"rank \d failed: .*ValueError: there is no algorithm 'lion_loco'"),
+    ):
+        ranks.train({**SMALL, "folder": folder}, "lion_loco", recipe())
+
+
+@pytest.mark.extended
+def test_ranks_begin_anew_after_a_training_that_fails_or_diverges_and_in_other_numbers(folder):
+    given = {**SMALL, "folder": folder}
+    with RankProcesses("cpu") as ranks:
+        with pytest.raises(RuntimeError, match=r"rank \d failed"):
+            ranks.train(given, "lion_loco", recipe())
+        assert ranks.train(given, "bf16", recipe(lr=1e30)).diverged
+        for num in (RANKS, 1):
+            outcome = ranks.train({**given, "ranks": num}, "bf16", recipe(ranks=num, keep_weights=True))
+            assert not outcome.diverged
+            assert len(outcome.weights) == num
 
 
 def test_what_judging_sends_is_not_of_the_exchange(folder):
@@ -193,6 +211,23 @@ def test_the_text_is_on_every_machine():
     assert 90 <= text.vocabulary <= 130
     assert text.train.shape[0] > 100_000
     assert text.num_held_out == 2000
+
+
+@pytest.mark.extended
+def test_the_text_of_this_machine_is_the_same_on_another(tmp_path):
+    save_text(tmp_path)
+    assert text_name(str(tmp_path)) == text_name("")
+    here, there = python_text(), load_text(tmp_path)
+    assert there.vocabulary == here.vocabulary
+    assert torch.equal(there.train, here.train)
+    assert torch.equal(there.held_out, here.held_out)
+
+
+def test_the_text_of_this_machine_is_not_written_beside_another(tmp_path):
+    (tmp_path / "more.txt").write_text("of somebody else")
+    with pytest.raises(ValueError, match=r"has files, which would be read with .* give an empty folder"):
+        save_text(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["more.txt"]
 
 
 def test_tasks_that_cannot_be_are_refused(folder):

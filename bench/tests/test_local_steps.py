@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_language_lab import RANKS, RATE, STEPS, folder, recipe, task
@@ -127,8 +128,32 @@ def test_what_pliant_does_not_have_is_one_line_and_tried_again(load, monkeypatch
     run_job(load, monkeypatch, folder, tmp_path / "out", [unknown], 2.0**-5, "--list")
     assert "open tuned/AdamW/lion_loco" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        run_job(load, monkeypatch, folder, tmp_path / "out", [unknown], 2.0**-5, "--device", "cuda")
-    assert "no trial for cuda is called *" in capsys.readouterr().err
+        run_job(load, monkeypatch, folder, tmp_path / "out", [{**unknown, "device": "cuda"}])
+    assert "no trial for cpu is called *" in capsys.readouterr().err
+
+
+def test_an_accelerator_carries_out_all_trials_with_processes(load, monkeypatch, folder, tmp_path):
+    """Those of the CPU too, with as many ranks as they say, all on the one device."""
+    asked = []
+
+    class Fake:
+        def __init__(self, device):
+            self.device = device
+
+        def train(self, task, what, recipe):
+            asked.append((task["size"], recipe.ranks, self.device, task["folder"]))
+            return outcome_at(2.0**-5)(SimpleNamespace(**task), what, recipe)
+
+        def close(self):
+            asked.append("closed")
+
+    monkeypatch.setattr(load("measure"), "RankProcesses", Fake)
+    arm = load("trials").ADAMW_DDP
+    trials = [trial(load, "tuned", arm), trial(load, "tuned", arm, size="125M", device="cuda", windows=128)]
+    lines = run_job(load, monkeypatch, folder, tmp_path / "out", trials, 2.0**-5, "--device", "cuda")
+    assert {line["device"] for line in lines} == {"cuda"}
+    assert set(asked[:-1]) == {("0.06M", 4, "cuda", folder), ("125M", 4, "cuda", folder)}
+    assert asked[-1] == "closed"
 
 
 def test_a_training_of_the_job_is_one_of_the_laboratory(load, folder, tmp_path):

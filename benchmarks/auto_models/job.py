@@ -38,7 +38,7 @@ from pliant.comm import ProcessGroupComm, new_comm
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from tasc.accuracy_book import append_record, read_records
+from tasc.accuracy_book import append_record, read_records, say_left
 
 STEPS, SEEDS, RANKS = 600, (0, 1, 2), 2
 RATE_BYTES_PER_S = 25e6
@@ -183,14 +183,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default="*", help="models, by a pattern of names")
     parser.add_argument("--table", action="store_true", help="print the table alone")
+    parser.add_argument("--list", action="store_true", help="say what is left, and run nothing")
     given = parser.parse_args()
     torch.set_num_threads(1)
     importlib.import_module("pliant.comm.transport").new_comm = slow_group
     lines = read_records(given.out) if given.out.exists() else []
     done = {(x["model"], x["optimizer"], x["arm"], x["seed"]) for x in lines}
-    for case, optimizer, arm, seed in trials() if not given.table else ():
-        if (case.name, optimizer, arm, seed) in done or not fnmatch.fnmatch(case.name, given.only):
-            continue
+    asked = [trial for trial in trials() if fnmatch.fnmatch(trial[0].name, given.only)]
+    left = [trial for trial in asked if (trial[0].name, *trial[1:]) not in done]
+    if given.list:
+        say_left([f"{case.name}, {optimizer}, {arm}, {seed}" for case, optimizer, arm, seed in left], len(asked))
+        return
+    for case, optimizer, arm, seed in [] if given.table else left:
         lines.append(line_of(case, optimizer, arm, seed))
         append_record(given.out, lines[-1])
     print(table(lines))

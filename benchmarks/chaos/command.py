@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasc.accuracy_book import Book
+from tasc.accuracy_book import Book, say_left
 
 from chaos.table import markdown
 from chaos.trials import Trial, draw_trials, read_trials, write_trials
@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--limit", type=int, default=0, help="at most so many now; 0: all")
     run.add_argument("--from", type=int, default=0, dest="first", help="the first number")
     run.add_argument("--only", default="", help="numbers or attacks, with commas")
+    run.add_argument("--list", action="store_true", help="say what is left, and carry out none")
     run.add_argument("--slack", type=float, default=1.0, help="what all times are multiplied by, on a busy machine")
     run.set_defaults(act=_run)
     large = commands.add_parser("large", help="train one parameter of more than 2^31 elements; alone on the machine")
@@ -80,8 +81,12 @@ def _run(given: argparse.Namespace) -> None:
     journal = _Lines(given.results)
     done = {(r["seed"], r["number"]) for r in journal.records.values()}
     wanted = {word.strip() for word in given.only.split(",") if word.strip()}
-    left = [t for t in read_trials(given.trials) if (t.seed, t.number) not in done and t.number >= given.first]
-    left = [t for t in left if not wanted or t.attack in wanted or str(t.number) in wanted]
+    asked = [t for t in read_trials(given.trials) if t.number >= given.first]
+    asked = [t for t in asked if not wanted or t.attack in wanted or str(t.number) in wanted]
+    left = [t for t in asked if (t.seed, t.number) not in done]
+    if given.list:
+        say_left([f"{t.number} {t.attack} {t.algorithm}" for t in left], len(asked))
+        return
     left = left[: given.limit or None]
     if left:
         _carry_out_all(left, journal, given.slack)

@@ -17,8 +17,8 @@ import pliant
 from chaos.judge import Record
 from chaos.trials import Trial
 from chaos.world import World
-from pliant.network.namespaces import die_with_parent
 from pliant_bench.faults.diary_writer import DiaryWriter
+from pliant_bench.faults.processes import end_with_job
 
 __all__ = ["COLUMNS", "LIMIT_S", "ROWS", "LargeStart", "large_trial", "train_large"]
 
@@ -59,7 +59,7 @@ class _Large(nn.Module):
 
 def train_large(start: LargeStart) -> None:
     """Train as a rank, and say how many elements are not what they must be."""
-    die_with_parent(os.getppid())()
+    end_with_job()
     diary = DiaryWriter(Path(start.folder) / f"{start.rank}.jsonl")
     os.dup2(os.open(Path(start.folder) / f"{start.rank}.err", os.O_WRONLY | os.O_CREAT), 2)
     os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(start.port), "GLOO_SOCKET_IFNAME": "lo"})

@@ -25,8 +25,8 @@ import pliant
 from chaos.hosts import enter
 from chaos.saving import load_checkpoint, save_checkpoint
 from chaos.trials import Trial
-from pliant.network.namespaces import die_with_parent
 from pliant_bench.faults.diary_writer import DiaryWriter, Regroups
+from pliant_bench.faults.processes import end_with_job
 from pliant_bench.harness.arms import Arm, plan_of_arm, prepare
 
 __all__ = ["SECRET_FILE", "Start", "StoreStart", "be", "host_store"]
@@ -76,7 +76,7 @@ class StoreStart:
 
 def host_store(start: StoreStart) -> None:
     """Host a store that is no rank's, and say at which port."""
-    die_with_parent(os.getppid())()
+    end_with_job()
     os.dup2(os.open(Path(start.folder) / "store.err", os.O_WRONLY | os.O_CREAT), 2)
     if start.network_pid:
         enter(start.network_pid, "net")
@@ -88,7 +88,7 @@ def host_store(start: StoreStart) -> None:
 
 def be(start: Start) -> None:
     """Train as a rank; exit code 1 says that an error ended it, which is in the diary."""
-    die_with_parent(os.getppid())()
+    end_with_job()
     folder = Path(start.folder)
     diary = DiaryWriter(folder / f"{start.rank}.jsonl")
     errors = (folder / f"{start.rank}.err").open("a")

@@ -28,6 +28,8 @@ class Part:
     module: str
     limit_s: float
     environment: dict[str, str] = field(default_factory=dict)
+    only_asked: bool = False
+    """Whether it runs only where it is named."""
 
 
 PARTS = {
@@ -42,6 +44,7 @@ PARTS = {
     "whole runs": Part(module="whole_runs", limit_s=90),
     "streams": Part(module="streams", limit_s=100, environment={"TORCH_CUDA_SANITIZER": "1"}),
     "memory": Part(module="memory", limit_s=60),
+    "lab": Part(module="lab", limit_s=600, only_asked=True),
 }
 """All parts, the most important first. Their limits come to more than the deadline: they are for parts that hang."""
 _LEAST_S = 5.0
@@ -60,7 +63,7 @@ def _run_part(part: Part, device: str, left_s: float, log: TextIO) -> dict:
     start_s = time.monotonic()
     process = subprocess.Popen(
         command,
-        env=os.environ | part.environment,
+        env=os.environ | part.environment | {"PLIANT_GPU_LIMIT_S": str(limit_s)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -93,7 +96,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", help="cuda, or cpu for small sizes")
     parser.add_argument("--minutes", type=float, default=9.0, help="the deadline of all parts")
     parser.add_argument("--spent-s", type=float, default=0.0, help="seconds of it that are gone")
-    parser.add_argument("--parts", default=",".join(PARTS), help="names in the order of running, with commas")
+    usual = ",".join(name for name, part in PARTS.items() if not part.only_asked)
+    parser.add_argument("--parts", default=usual, help="names in the order of running, with commas")
+    parser.add_argument("--lab", default="", help="options of the part lab, one text; see lab.py")
     parser.add_argument("--alone", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.alone:
@@ -101,6 +106,7 @@ def main() -> None:
         return
     if unknown := [name for name in given.parts.split(",") if name not in PARTS]:
         parser.error(f"there is no part {unknown[0]!r}; there are {', '.join(PARTS)}.")
+    os.environ["PLIANT_GPU_LAB"] = given.lab
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = Path(os.environ.get("OUT") or "results/gpu")
     end_s = time.monotonic() + 60 * given.minutes - given.spent_s

@@ -101,11 +101,12 @@ def measure(journal: Book, given: argparse.Namespace) -> None:
             probed = {name: json.loads(path.read_text()) for name, path in files.items()}
             for model, algorithms in left.items():
                 if algorithms:
-                    _session(cluster, journal, {"rate": rate, "model": model, **probed}, algorithms, given.seconds)
+                    place = {"rate": rate, "delay": given.delay, "model": model, **probed}
+                    _session(cluster, journal, place, algorithms, given.seconds)
 
 
 def _session(cluster: EmulatedCluster, journal: Book, place: dict, algorithms: list[str], seconds: float) -> None:
-    named = {"session": f"{time.time():.3f}", "rate": place["rate"], "model": place["model"]}
+    named = {"session": f"{time.time():.3f}", **{name: place[name] for name in ("rate", "delay", "model")}}
 
     def take(said: dict) -> None:
         if said["kind"] == "workload":
@@ -250,6 +251,8 @@ def main() -> None:
     given = parser.parse_args()
     print(f"{pliant.__file__}, beside {REPOSITORY}", flush=True)
     journal = Book(given.jsonl)
+    if others := {line.get("delay", "0ms") for line in journal.lines} - {given.delay}:
+        parser.error(f"{given.jsonl} is of links with {', '.join(others)}, not {given.delay}; give another --jsonl.")
     measure(journal, given)
     found = compare(journal, given)
     print(table(found))

@@ -27,9 +27,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tasc.accuracy_book import Book
+from tasc.accuracy_book import Book, read_records, say_left
 
 from pliant.engine.step_counts import has_free_pace
+from pliant.network.namespaces import die_with_parent
 from pliant.network.store_host import reserve_port
 from pliant_bench.harness.names import LISTED_ARMS
 
@@ -107,7 +108,14 @@ def _start(trial: Trial, rank: int, port: int, folder: Path) -> subprocess.Popen
     env |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
     command = [sys.executable, __file__, "be", json.dumps(asdict(trial))]
     with (folder / f"{rank}.log").open("w") as log:
-        return subprocess.Popen(command, env={**os.environ, **env}, stdout=log, stderr=log, start_new_session=True)
+        return subprocess.Popen(
+            command,
+            env={**os.environ, **env},
+            stdout=log,
+            stderr=log,
+            preexec_fn=die_with_parent(os.getpid()),
+            start_new_session=True,
+        )
 
 
 def _wait(rank: subprocess.Popen[bytes], within_s: float) -> int | None:
@@ -247,6 +255,7 @@ def main() -> None:
     parser.add_argument("--num", type=int, default=200)
     parser.add_argument("--trials", type=Path)
     parser.add_argument("--results", type=Path)
+    parser.add_argument("--list", action="store_true", help="with run: say what is left, and carry out none")
     given = parser.parse_args()
     if given.act == "be":
         be(Trial(**json.loads(given.trial)))
@@ -254,12 +263,15 @@ def main() -> None:
         given.trials.write_text("".join(json.dumps(asdict(each)) + "\n" for each in draw(given.seed, given.num)))
     else:
         journal = Lines(given.results)
-        for line in given.trials.read_text().splitlines() if given.act == "run" else []:
-            trial = Trial(**json.loads(line))
-            if (trial.seed, trial.number) not in journal.records:
-                record = journal.add(carry_out(trial))
-                told = "passed" if record["passed"] else f"{record['statuses']}, not {record['expected']}"
-                print(f"{trial.number} {trial.way}, {trial.algorithm}: {told}", flush=True)
+        asked = [Trial(**each) for each in read_records(given.trials)] if given.act == "run" else []
+        left = [trial for trial in asked if (trial.seed, trial.number) not in journal.records]
+        if given.list:
+            say_left([f"{trial.number} {trial.way}, {trial.algorithm}" for trial in left], len(asked))
+            return
+        for trial in left:
+            record = journal.add(carry_out(trial))
+            told = "passed" if record["passed"] else f"{record['statuses']}, not {record['expected']}"
+            print(f"{trial.number} {trial.way}, {trial.algorithm}: {told}", flush=True)
         print(table(list(journal.records.values())))
 
 

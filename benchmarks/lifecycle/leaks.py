@@ -27,8 +27,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tasc.accuracy_book import Book
+from tasc.accuracy_book import Book, say_left
 
+from pliant.network.namespaces import die_with_parent
 from pliant.network.store_host import reserve_port
 from pliant_bench.harness.names import PLIANT_ARMS
 
@@ -111,7 +112,12 @@ def measure(algorithm: str, kind: str) -> dict[str, Any]:
     env |= {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "TORCH_FR_BUFFER_SIZE": "0"}
     command = [sys.executable, __file__, "be", "--only", algorithm, "--kind", kind]
     ranks = [
-        subprocess.Popen(command, env={**os.environ, **env, "RANK": str(rank)}, stdout=subprocess.PIPE)
+        subprocess.Popen(
+            command,
+            env={**os.environ, **env, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            preexec_fn=die_with_parent(os.getpid()),
+        )
         for rank in range(RANKS)
     ]
     try:
@@ -215,17 +221,22 @@ def main() -> None:
     parser.add_argument("--results", type=Path)
     parser.add_argument("--only", default=",".join(PLIANT_ARMS), help="algorithms, with commas")
     parser.add_argument("--kind", choices=sorted(KINDS), help="one of them; default: both")
+    parser.add_argument("--list", action="store_true", help="with run: say what is left, and measure nothing")
     given = parser.parse_args()
     if given.act == "be":
         be(given.only, given.kind)
         return
     journal = Lines(given.results)
-    for algorithm in [PLAIN, *given.only.split(",")] if given.act == "run" else []:
-        for kind in KINDS if given.kind is None else [given.kind]:
-            if (kind, algorithm) not in journal.records:
-                record = journal.add(measure(algorithm, kind))
-                found = stays(record, journal.records[kind, PLAIN])
-                print(f"{algorithm}, {kind}: {', '.join(found) or 'nothing'} stays", flush=True)
+    algorithms = [PLAIN, *given.only.split(",")] if given.act == "run" else []
+    asked = [(kind, each) for each in algorithms for kind in (KINDS if given.kind is None else [given.kind])]
+    left = [about for about in asked if about not in journal.records]
+    if given.list:
+        say_left([f"{algorithm}, {kind}" for kind, algorithm in left], len(asked))
+        return
+    for kind, algorithm in left:
+        record = journal.add(measure(algorithm, kind))
+        found = stays(record, journal.records[kind, PLAIN])
+        print(f"{algorithm}, {kind}: {', '.join(found) or 'nothing'} stays", flush=True)
     print(table(journal))
 
 

@@ -2,16 +2,19 @@
 
 ``nice -n 19 python benchmarks/local_steps/measure.py --out results.jsonl --seconds 5000``
 ``python benchmarks/local_steps/measure.py --out results.jsonl --list``          carries out nothing
-``python benchmarks/local_steps/measure.py --out results.jsonl --device cuda``   the trials of 125 M parameters
+``python benchmarks/local_steps/measure.py --out results.jsonl --device cuda --only '*/125M/*'``   on an accelerator
 ``python benchmarks/local_steps/measure.py --out results.jsonl --trials trials_muon_seed1.jsonl``   another list
 
 The list of trials, with seeds, is `trials_seed1.jsonl` (see `trials.py`). A trial needs one or more trainings, and each
 finished training is one line of the file: the same command goes on where it stopped. Nothing is timed, so the machine
 may do other things. On the CPU, workers are threads of this process with real Gloo groups between them; on an
-accelerator they are processes that share it. Either way each has a run of Pliant's own (`pliant_bench.lab`).
+accelerator, which carries out the trials of all sizes, they are processes that share it. Either way each has a run of
+Pliant's own (`pliant_bench.lab`). Processes side by side need each its own --out and its own arms; `merge_lines.py`
+makes one file of them, and `benchmarks/gpu/lab.py` does it all on an accelerator.
 
 A trial whose algorithm or optimizer this version of Pliant does not have, or refuses, is one line on the screen and
-none in the file, so that it is tried again. The text is the source of Python's standard library, or `--text FOLDER`.
+none in the file, so that it is tried again. The text is the source of Python's standard library, or `--text FOLDER`;
+`python -m pliant_bench.lab.language FOLDER` writes that source for a machine that has another Python.
 """
 
 import argparse
@@ -28,7 +31,7 @@ from trials import LIST, Record, key_of, read
 import pliant
 from pliant_bench.lab.language import language_task, text_name
 from pliant_bench.lab.optimizers import require_optimizer
-from pliant_bench.lab.processes import train_in_processes
+from pliant_bench.lab.processes import RankProcesses
 from pliant_bench.lab.training import Outcome, Recipe, train
 
 POINTS = 10
@@ -52,6 +55,7 @@ class Bench:
 
     def __init__(self, trainings: Trainings, device: str, text: str, end_s: float) -> None:
         self._trainings, self._device, self._text, self._end_s = trainings, device, text, end_s
+        self._processes = RankProcesses(device)
         self.made = 0
 
     def trained(self, about: Record) -> Record:
@@ -84,7 +88,11 @@ class Bench:
         )
         if self._device == "cpu":
             return train(_task(**task), about["algorithm"], recipe)
-        return train_in_processes(task, about["algorithm"], recipe, self._device)
+        return self._processes.train(task, about["algorithm"], recipe)
+
+    def close(self) -> None:
+        """End the processes of an accelerator."""
+        self._processes.close()
 
 
 _task = cache(language_task)
@@ -139,12 +147,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     torch.set_num_threads(1)
     trainings, patterns = Trainings(given.out), given.only or ["*"]
-    kind = "cpu" if given.device == "cpu" else "cuda"
     trials = read(given.trials)
     asked = [trial for trial in trials if any(fnmatch.fnmatchcase(key_of(trial), each) for each in patterns)]
-    asked = [trial for trial in asked if trial["device"] == kind]
+    asked = [trial for trial in asked if given.device != "cpu" or trial["device"] == "cpu"]
     if not asked:
-        parser.error(f"no trial for {kind} is called {', '.join(patterns)}; they are called as in {key_of(trials[0])}.")
+        parser.error(
+            f"no trial for {given.device} is called {', '.join(patterns)}; they are called as in {key_of(trials[0])}."
+        )
     try:
         require_text(trainings, given.text)
     except ValueError as error:
@@ -158,7 +167,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{len(open_ones)} of {len(asked)} trials are open, {hours:.1f} h of a core.")
         return
     end_s = time.monotonic() + (given.seconds or float("inf"))
-    carry_out(open_ones, Bench(trainings, given.device, given.text, end_s))
+    bench = Bench(trainings, given.device, given.text, end_s)
+    carry_out(open_ones, bench)
+    bench.close()
 
 
 if __name__ == "__main__":

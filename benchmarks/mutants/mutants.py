@@ -30,7 +30,7 @@ from trying import Copy
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from tasc.accuracy_book import append_record, read_records
+from tasc.accuracy_book import append_record, read_records, say_left
 
 ROOT = Path(__file__).parents[2]
 DRAWN = Path(__file__).with_name("drawn_seed1.jsonl")
@@ -87,13 +87,16 @@ def run(arguments: argparse.Namespace) -> None:
     """Try what is due, one line for each."""
     part, of = map(int, arguments.part.split("/"))
     chosen = [m for m in read(arguments.mutants) if fnmatch.fnmatch(m.id, arguments.only)][part - 1 :: of]
-    left = due(chosen, results(arguments.out), whole=arguments.whole, again=arguments.again)[: arguments.limit]
+    left = due(chosen, results(arguments.out), whole=arguments.whole, again=arguments.again)
+    if arguments.list:
+        say_left([f"{m.id} {m.file}:{m.line}" for m in left], len(chosen))
+        return
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     by_line = ByLine(arguments.by_test) if arguments.by_test else None
     with tempfile.TemporaryDirectory() as folder:
         copy = Copy(ROOT, Path(folder), sanitized=arguments.sanitized)
-        for m in left:
+        for m in left[: arguments.limit]:
             start_s = time.monotonic()
             record: dict[str, Any] = {"id": m.id, "tests": "sanitized" if arguments.sanitized else "covering"}
             tests: Sequence[str] = m.tests
@@ -122,6 +125,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of a draw")
     parser.add_argument("--only", default="*", help="ids, as a pattern")
     parser.add_argument("--limit", type=int, help="how many to try at most")
+    parser.add_argument("--list", action="store_true", help="with run: say what is left, and try none")
     parser.add_argument(
         "--limit-s", type=float, default=900.0, help="seconds for a mutant; one that takes longer is killed"
     )

@@ -9,7 +9,7 @@ A trial trains on four processes of loopback. `run` kills one of them at a momen
 with an error that names it, or, in an elastic run, go on without it, until all close; within `WITHIN_S`. `stop` stops
 one for so many seconds, and lets it go on, under exchanges in pairs; an average of all waits for all, up to its
 timeout. F.jsonl gets one line a trial, and what has one is not run again. Where ranks have not begun in time, nobody
-was killed: such a trial is no kill, has a line as "not begun", and is run again.
+was killed or stopped: such a trial has a line as "not begun", and is run again.
 """
 
 import argparse
@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from network.async_drawn import ALGORITHMS, RANKS, Trial, draw
 from network.async_rank import be
-from tasc.accuracy_book import Book
+from tasc.accuracy_book import Book, read_records, say_left
 from torch.distributed import TCPStore
 
 from pliant.network.store_host import reserve_port
@@ -41,6 +41,8 @@ START_S = 240.0
 """Time for all ranks to begin."""
 IN_PAIRS = ("gossip(free=1)", "choco(free=1)")
 """Algorithms under which a rank that is stopped holds up nobody."""
+FIND_OUT_S = 3.0
+"""Time in which each rank finds out once that another one is stopped; it does not count."""
 GO_ON_STEPS = 20
 """Steps that those who are left make before they close, in an elastic run."""
 _FORKS = multiprocessing.get_context("forkserver")
@@ -78,8 +80,9 @@ class Ranks:
         return json.loads(file.read_text()) if file.exists() else {}
 
     def log(self, rank: int) -> str:
-        """Return the end of what a rank has printed."""
-        return (self._folder / f"{rank}.log").read_text(errors="replace")[-2000:]
+        """Return the end of what a rank has printed; nothing if it has not begun."""
+        file = self._folder / f"{rank}.log"
+        return file.read_text(errors="replace")[-2000:] if file.exists() else ""
 
     def wait_for_steps(self, rank: int, steps: int, within_s: float) -> bool:
         """Wait until a rank has made so many steps."""
@@ -161,17 +164,19 @@ def carry_out(trial: Trial) -> dict[str, Any]:
 
 def stop(algorithm: str, seconds: float, victim: int = RANKS - 1) -> dict[str, Any]:
     """Stop one rank for some seconds; return what the others do before, meanwhile and after, a second."""
+    about = {"kind": "stop", "seed": 0, "number": seconds, "algorithm": algorithm}
     others = [rank for rank in range(RANKS) if rank != victim]
     with tempfile.TemporaryDirectory(prefix="async-") as folder, reserve_port() as held:
         port = held.getsockname()[1]
         ranks = Ranks(Path(folder), port, algorithm=algorithm, elastic=False, victim=victim, pause_s=0.02)
         try:
-            ranks.wait_for_steps(victim, 100, START_S)
+            if not all(ranks.wait_for_steps(rank, 100, START_S) for rank in range(RANKS)):
+                return {**about, "kind": "not begun", "logs": [ranks.log(rank) for rank in range(RANKS)]}
             span_s = min(10.0, seconds)
             before = _rates(ranks, others, span_s)
             ranks.signal(victim, signal.SIGSTOP)
-            _rates(ranks, others, 3.0)  # in which each finds out once
-            meanwhile = _rates(ranks, others, seconds - 3.0)
+            _rates(ranks, others, FIND_OUT_S)
+            meanwhile = _rates(ranks, others, seconds - FIND_OUT_S)
             steps = ranks.told(victim).get("steps", 0)
             ranks.signal(victim, signal.SIGCONT)
             back = ranks.wait_for_steps(victim, steps + 50, WITHIN_S)
@@ -180,29 +185,32 @@ def stop(algorithm: str, seconds: float, victim: int = RANKS - 1) -> dict[str, A
             ended = ranks.wait(list(range(RANKS)), time.monotonic() + WITHIN_S)
         finally:
             ranks.kill()
-        told = [ranks.told(rank) for rank in range(RANKS)]
-    kept = [b / a for a, b in zip(before["exchanges"], meanwhile["exchanges"], strict=True)]
+        told, logs = [ranks.told(rank) for rank in range(RANKS)], [ranks.log(rank) for rank in range(RANKS)]
+    kept = [b / a if a else 0.0 for a, b in zip(before["exchanges"], meanwhile["exchanges"], strict=True)]
+    passed = back and ended and all(each.get("ended") == "closed" for each in told) and min(kept) >= 0.9
     return {
-        "kind": "stop",
-        "seed": 0,
-        "number": seconds,
-        "algorithm": algorithm,
+        **about,
         "before_per_s": before,
         "meanwhile_per_s": meanwhile,
         "after_per_s": after,
         "kept": kept,
         "back": back,
         "hangs": not ended,
-        "passed": back and ended and all(each.get("ended") == "closed" for each in told) and min(kept) >= 0.9,
+        "passed": passed,
+        "told": told,
+        "logs": [] if passed else logs,
     }
 
 
 def _rates(ranks: Ranks, of: list[int], seconds: float) -> dict[str, list[float]]:
+    """Return steps and exchanges of ranks, a second; 0 for one that has ended with an error."""
     first = [ranks.told(rank) for rank in of]
     time.sleep(seconds)
-    last = [ranks.told(rank) for rank in of]
+    pairs = list(zip(first, [ranks.told(rank) for rank in of], strict=True))
     return {
-        what: [(b[what] - a[what]) / max(b["at_s"] - a["at_s"], 1e-9) for a, b in zip(first, last, strict=True)]
+        what: [
+            (b[what] - a[what]) / max(b["at_s"] - a["at_s"], 1e-9) if what in a and what in b else 0.0 for a, b in pairs
+        ]
         for what in ("steps", "exchanges")
     }
 
@@ -222,6 +230,8 @@ def table(records: list[dict[str, Any]]) -> str:
         kept = ", ".join(f"{share:.2f}" for share in r["kept"])
         back = "came back" if r["back"] else "did not come back"
         rows.append(f"\n{r['algorithm']}, stopped {r['number']:g} s: others kept {kept} of their exchanges; it {back}")
+        if not r["passed"]:
+            rows.append(f"\nnot as it should be: {r['told']}")
     for r in kills:
         if not r["passed"]:
             rows.append(f"\n{r['number']} {r['algorithm']}, elastic {r['elastic']}: {r['told']}")
@@ -237,20 +247,27 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--trials", type=Path)
     parser.add_argument("--results", type=Path)
+    parser.add_argument("--list", action="store_true", help="with run: say what is left, and carry out none")
     given = parser.parse_args()
+    if given.act == "stop" and given.seconds <= FIND_OUT_S:
+        parser.error(f"--seconds {given.seconds:g} is too short: others find out within {FIND_OUT_S:g} s.")
     if given.act == "list":
         given.trials.write_text("".join(json.dumps(asdict(each)) + "\n" for each in draw(given.seed, given.num)))
         return
     journal = Lines(given.results)
-    for line in given.trials.read_text().splitlines() if given.act == "run" else []:
-        trial = Trial(**json.loads(line))
-        if journal.find(kind="kill", seed=trial.seed, number=trial.number, algorithm=trial.algorithm) is None:
-            record = journal.add(carry_out(trial))
-            said = "passed" if record["passed"] else record["told"]
-            print(f"{trial.number} {trial.algorithm}: {said if record['kind'] == 'kill' else 'not begun'}", flush=True)
+    asked = [Trial(**each) for each in read_records(given.trials)] if given.act == "run" else []
+    left = [trial for trial in asked if journal.find(kind="kill", **asdict(trial)) is None]
+    if given.list:
+        say_left([f"{trial.number} {trial.algorithm}" for trial in left], len(asked))
+        return
+    for trial in left:
+        record = journal.add(carry_out(trial))
+        said = "passed" if record["passed"] else record["told"]
+        print(f"{trial.number} {trial.algorithm}: {said if record['kind'] == 'kill' else 'not begun'}", flush=True)
     for name in IN_PAIRS if given.act == "stop" else []:
         if journal.find(kind="stop", seed=0, number=given.seconds, algorithm=name) is None:
-            journal.add(stop(name, given.seconds))
+            record = journal.add(stop(name, given.seconds))
+            print(f"{name}: {record['kind']}", flush=True)
     print(table(list(journal.records.values())))
 
 

@@ -8,7 +8,6 @@ averages all. Exit status 1 if one of them falls by more than a tenth. One line 
 """
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -16,6 +15,10 @@ from typing import Any
 
 import torch
 from torch import nn
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from tasc.accuracy_book import append_record
 
 import pliant
 from pliant.comm.threads import RankContext
@@ -81,8 +84,7 @@ def main() -> int:
             steps = ", ".join(f"{rate:.1f}" for rate in run["steps_per_s"])
             print(f"{name}, rank {SLOW} sleeps {run['slow_s']:g} s: {steps} steps/s; fast ranks exchange {shown} a s")
             if given.json:
-                with given.json.open("a") as file:
-                    file.write(json.dumps(run) + "\n")
+                append_record(given.json, run)
         print(f"{name}: {uneven / even:.3f} of the exchanges beside a slow rank", flush=True)
         fell |= uneven < KEPT * even
     return int(fell)

@@ -15,6 +15,7 @@ from torch import nn
 
 import pliant
 from pliant.engine.pair_exchange import PairExchange
+from pliant_bench.faults.processes import end_with_job
 
 
 def exchanges(run: Any, peers: list[int]) -> int:
@@ -27,6 +28,7 @@ def exchanges(run: Any, peers: list[int]) -> int:
 
 def be(told: dict[str, Any], env: dict[str, str], log: Path) -> None:
     """Be a rank: train until a file says that it is enough. What is printed goes to a file."""
+    end_with_job()
     out = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(out, 1), os.dup2(out, 2)
     os.environ.update(env)

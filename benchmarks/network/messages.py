@@ -29,6 +29,7 @@ from pliant.algorithms.plans import plan_of
 from pliant.comm.threads import RankContext
 from pliant.simulator import simulate
 from pliant.spec import Host, SyncPlan, TensorSpec, Topology, Workload
+from pliant.spec.files import write_atomically
 
 KEY = ("kind", "algorithm", "ranks")
 SIDE, TENSORS = 32, 128
@@ -151,7 +152,7 @@ def main() -> None:
     torch.set_num_threads(1)
     lines = Lines(given.jsonl, KEY)
     measure(lines, given.ranks)
-    given.md.write_text(table(lines))
+    write_atomically(given.md, table(lines))
 
 
 if __name__ == "__main__":

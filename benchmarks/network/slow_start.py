@@ -5,15 +5,17 @@
 ``python benchmarks/network/slow_start.py --jsonl F.jsonl --on 50mbit,125ms --bytes 131072``    one link, one size
 
 A cell is a rate, a one-way delay, a number of connections and a size. Its time is that from the send to the last byte:
-the receiver answers, and half a round trip is taken off. A line has the cells of one rate and delay. A first message of
-each size opens the windows and does not count. Predictions are those of `Links.load` for one message over as many
-connections as it is cut for, with the window that the machine's `tcp_wmem` sets. Needs root, for network namespaces.
+the receiver answers, and half a round trip is taken off. A line has the cells of one rate and delay, of the sizes that
+no line before it has. A first message of each size opens the windows and does not count. Predictions are those of
+`Links.load` for one message over as many connections as it is cut for, with the window that the machine's `tcp_wmem`
+sets. Needs root, for network namespaces.
 """
 
 import argparse
 import json
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from sharded.journal import Lines, json_lines, place, show
+from sharded.journal import json_lines, place, show
+from tasc.accuracy_book import Book
 
 from pliant.cli.emulate import topology_from_flags
 from pliant.netmodel import Links, PointToPoint
@@ -31,12 +34,32 @@ from pliant.spec import Topology
 from pliant.spec.slices import SLICE_BYTES
 from pliant.spec.units import format_rate, format_time, parse_rate, parse_time
 
-KEY = ("rate", "delay")
 RATES, DELAYS = ("10mbit", "50mbit", "200mbit"), ("0.2ms", "20ms", "60ms", "125ms")
 ASKED = {"connections": [1, 8], "bytes": [16 << 10, 128 << 10, 1 << 20, 8 << 20], "warm": 3, "paused": 2}
 PAUSE_S, FAR_S = 3.0, 0.02
 BURST = 16_000
 KINDS = ("warm", "paused")
+
+
+class Measured(Book):
+    """Lines of links, of which one may have several: each of other sizes."""
+
+    @classmethod
+    def key_of(cls, record: dict[str, Any]) -> tuple[Any, ...]:
+        return record["rate"], record["delay"], *_sizes(record)
+
+    def of(self, rate: str, delay: str) -> list[dict[str, Any]]:
+        """Return the lines of a link."""
+        return [record for key, record in self.records.items() if key[:2] == (rate, delay)]
+
+    def left(self, rate: str, delay: str, sizes: Sequence[int]) -> list[int]:
+        """Return the sizes that no line of a link has."""
+        there = {size for record in self.of(rate, delay) for size in _sizes(record)}
+        return [size for size in sizes if size not in there]
+
+
+def _sizes(record: dict[str, Any]) -> list[int]:
+    return sorted({cell["bytes"] for cell in record["cells"]})
 
 
 def hosts(rate: str, delay: str) -> Topology:
@@ -70,9 +93,9 @@ def predicted_s(record: dict[str, Any], cell: dict[str, Any], pause_s: float) ->
     return float(Links(shaped).load(message, pause_s=pause_s).total_s[0])
 
 
-def table(lines: Lines) -> str:
+def table(lines: Measured) -> str:
     """Return the page."""
-    records = [lines.records[rate, delay] for rate in RATES for delay in DELAYS if (rate, delay) in lines.records]
+    records = [record for rate in RATES for delay in DELAYS for record in lines.of(rate, delay)]
     machines = sorted({f"{r['cpu']}, {r['software']}, commit {r['commit']}" for r in records})
     rows = [
         "# Slow start: messages one after another, and after silence",
@@ -121,19 +144,19 @@ def table(lines: Lines) -> str:
 def main() -> None:
     """Measure what is left, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jsonl", type=Path, required=True, help="lines, one a link")
+    parser.add_argument("--jsonl", type=Path, required=True, help="lines, each of a link and some sizes")
     parser.add_argument("--md", type=Path, help="the table")
     parser.add_argument("--on", default="", help="rate and delay of the one link to measure: 50mbit,125ms")
     parser.add_argument("--bytes", type=int, nargs="+", default=ASKED["bytes"], help="sizes of messages")
     parser.add_argument("--table", action="store_true", help="measure nothing")
     arguments = parser.parse_args()
-    lines = Lines(arguments.jsonl, KEY)
+    lines = Measured(arguments.jsonl)
     buffer_bytes = int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text(encoding="ascii").split()[-1])
     for rate in RATES:
         for delay in reversed(DELAYS):
-            left = not arguments.table and not lines.has(rate, delay)
+            left = [] if arguments.table else lines.left(rate, delay, arguments.bytes)
             if left and arguments.on in ("", f"{rate},{delay}"):
-                cells = measure(rate, delay, arguments.bytes)
+                cells = measure(rate, delay, left)
                 lines.add({"rate": rate, "delay": delay, "buffer_bytes": buffer_bytes, "cells": cells, **place()})
                 print(f"{rate}, {delay}: measured", flush=True)
     show(table(lines), arguments.md)

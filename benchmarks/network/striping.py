@@ -3,9 +3,9 @@
     python benchmarks/network/striping.py OUT.jsonl [--links 1gbit:50ms,300mbit:125ms] [--connections 1,8]
     python benchmarks/network/striping.py OUT.jsonl --table
 
-Each line of the file is one trial: a link, an arm and a number of connections. A trial that is there is not run again.
-A message has 96 MB. Its time is that from the send to the receiver's answer, less a round trip, so that what is left is
-from its first byte to its last; shares are of the payload that headers leave of the link (95.6 %).
+Each line of the file is one trial: a link, an arm, a number of connections and a size. A trial that is there is not run
+again. A message has 96 MB, or --bytes. Its time is that from the send to the receiver's answer, less a round trip, so
+that what is left is from its first byte to its last; shares are of the payload that headers leave of the link (95.6 %).
 """
 
 import argparse
@@ -36,15 +36,15 @@ tcp_slow_start_after_idle = 0 in the hosts' namespaces; as the first, over as ma
 ONCE = ("chosen",)
 
 
-def trials(links: str, connections: str, arms: str) -> Iterator[dict[str, Any]]:
+def trials(links: str, connections: str, arms: str, num_bytes: int) -> Iterator[dict[str, Any]]:
     for link in links.split(","):
         for arm in arms.split(","):
             for count in [0] if arm in ONCE else map(int, connections.split(",")):
-                yield {"link": link, "arm": arm, "connections": count}
+                yield {"link": link, "arm": arm, "connections": count, "bytes": num_bytes}
 
 
 def key_of(trial: dict[str, Any]) -> tuple[Any, ...]:
-    return trial["link"], trial["arm"], trial["connections"]
+    return trial["link"], trial["arm"], trial["connections"], trial["bytes"]
 
 
 def run(trial: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
@@ -55,7 +55,6 @@ def run(trial: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
         emulate += [] if options.check else ["--no-check"]
         asked = {
             **trial,
-            "bytes": options.bytes,
             "repeats": options.repeats,
             "pause_s": options.pause_s,
             "out": str(out),
@@ -110,17 +109,18 @@ def main() -> None:
     options = parser.parse_args()
     rows = read_records(options.out) if options.out.exists() else []
     done = {key_of(row) for row in rows if "error" not in row}
-    for trial in [] if options.table else trials(options.links, options.connections, options.arms):
+    asked = trials(options.links, options.connections, options.arms, options.bytes)
+    for trial in [] if options.table else asked:
         if key_of(trial) in done:
             continue
         start_s = time.perf_counter()
         at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        row = {**trial, "bytes": options.bytes, "at": at, "load": os.getloadavg()[0], **run(trial, options)}
+        row = {**trial, "at": at, "load": os.getloadavg()[0], **run(trial, options)}
         rows.append(row)
         append_record(options.out, row)
         said = row.get("error") or f"warm {share(row, row['warm_s']):.0%}"
         print(*key_of(trial), said, f"in {time.perf_counter() - start_s:.0f} s", flush=True)
-    print(table(rows))
+    print(table([row for row in rows if row["bytes"] == options.bytes]))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
 
 The small convolutional network learns Fashion-MNIST on four emulated hosts at 100 Mbit/s, to 85 %. In each round, one
 for each seed, all arms train once; their order turns by one from round to round. Experience comes from one training
-before the first round, which is a line of its own. One line of JSON for each training; what the file has is not run
-again. The cache lies beside it. Needs root, for network namespaces.
+before the first round, which is a line of its own. One line of JSON for each training; what the file has with the same
+options is not run again. Beside it lies a cache for each set of options. Needs root, for network namespaces.
 """
 
 import argparse
@@ -26,6 +26,8 @@ from pliant_bench.harness.setup import Setup
 FIXED = ("choco", "powersgd", "ddp-bf16")
 COLD, CACHED, FIRST = "auto cold", "auto cached", "auto, the first with the cache"
 FIRST_SEED = 100
+ABOUT = ("steps", "every", "target", "hosts", "rate")
+"""Options that trainings of one comparison share."""
 
 
 def arm_of(name: str, cache: Path) -> str:
@@ -53,7 +55,12 @@ def train(name: str, seed: int, given: argparse.Namespace, cache: Path) -> dict:
         carry_out(setup, Files(json=file, md=None, html=None), [], topology, f"{given.hosts} hosts at {given.rate}")
         (record,) = (r for r in json.loads(file.read_text())["records"] if "time_to_target_s" in r)
     kept = ("time_to_target_s", "step_s", "plan", "curve", "final_accuracy")
-    return {"arm": name, "seed": seed, "steps": given.steps, **{key: record.get(key) for key in kept}}
+    return {"arm": name, "seed": seed, **about_of(given), **{key: record.get(key) for key in kept}}
+
+
+def about_of(given: argparse.Namespace) -> dict:
+    """Return what trainings of a comparison share."""
+    return {name: getattr(given, name) for name in ABOUT}
 
 
 def jobs(seeds: int) -> list[tuple[str, int]]:
@@ -89,11 +96,13 @@ def main() -> None:
     parser.add_argument("--rate", default="100mbit")
     given = parser.parse_args()
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    lines = Lines(given.out, ("arm", "seed"))
+    about = about_of(given)
+    cache = given.out.with_suffix(f".{'-'.join(map(str, about.values()))}.cache")
+    lines = Lines(given.out, ("arm", "seed", *ABOUT))
     for name, seed in jobs(given.seeds):
-        if not lines.has(name, seed):
-            lines.add(train(name, seed, given, given.out.with_suffix(".cache")))
-    print(summary(list(lines.records.values())))
+        if not lines.has(name, seed, *about.values()):
+            lines.add(train(name, seed, given, cache))
+    print(summary([line for line in lines.records.values() if about.items() <= line.items()]))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
 """How soon each way of searching finds a good plan, on cells whose every plan was run (`pliant collect --plans 0`).
 
-``python benchmarks/planner/curves.py DATASET --budget 1.1 --json out.json --md out.md``
+``python benchmarks/planner/curves.py DATASET --budget 1.1 --json LINES --md out.md``    resumes from LINES
 
 A search asks for plans one by one and is told what was measured. Regret after t trials is by how much the best plan so
 far is slower to the same accuracy than the best of all plans in the table; the area is its mean over the first 40
-trials. Ten seeds a cell; from the least to the most over seeds.
+trials. Ten seeds a cell; from the least to the most over seeds. One line of LINES is one search.
 """
 
 import argparse
-import json
 import random
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +19,16 @@ import numpy as np
 import optuna
 from rankers import Ranker
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+from sharded.journal import Lines, show
+
 from pliant.planner import BASELINES, Gene, Genome, Quality, SearchLimits, Space, Trial, search_steps
 from pliant.planner.predictor import Predictor
-from pliant.spec.files import write_atomically
 from pliant_bench.dataset import Dataset, load
 from pliant_bench.dataset.measured import MeasuredCell, measured_cells
 
+KEY = ("budget", "model", "network", "arm", "seed")
 SEEDS, TRIALS = 10, 40
 WITHIN = (0.05, 0.02)
 _EXACT = Gene("exact", {"bits": 32})
@@ -221,14 +225,18 @@ def tables(dataset: Dataset, budget: float) -> list[Table]:
     return found
 
 
-def judge(table: Table) -> list[dict]:
-    rows = []
+def judge(table: Table, budget: float, lines: Lines) -> list[dict]:
+    """Return the lines of a cell; a search that has none is made, and gets one."""
+    rows, cell = list[dict](), table.cell
     for name, arm in ARMS.items():
         for seed in range(SEEDS):
-            regrets = curve(table, arm, seed)
-            rows.append({"cell": table.cell.name, "arm": name, "seed": seed, "regrets": regrets})
+            key = (budget, cell.model_id, cell.topo_id, name, seed)
+            if not lines.has(*key):
+                about = {**dict(zip(KEY, key, strict=True)), "cell": cell.name}
+                lines.add({**about, "regrets": curve(table, arm, seed)})
+            rows.append(lines.records[key])
         area = statistics.mean(statistics.mean(r["regrets"]) for r in rows if r["arm"] == name)
-        print(f"{table.cell.name}, {len(table.cost_s)} plans: {name}: {area:.3f}", flush=True)
+        print(f"{cell.name}, {len(table.cost_s)} plans: {name}: {area:.3f}", flush=True)
     return rows
 
 
@@ -297,7 +305,7 @@ def main() -> None:
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--budget", type=float, default=1.1)
     parser.add_argument("--arms", default="", help="Parts of arms' names, divided by commas; all arms if empty.")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, required=True, help="JSON-lines file, one line a search; appended to")
     parser.add_argument("--md", type=Path)
     given = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -305,13 +313,9 @@ def main() -> None:
         del ARMS[name]
     dataset = load(given.dataset)
     found = tables(dataset, given.budget)
-    rows = [row for table in found for row in judge(table)]
-    text = f"{text_of(found, rows)}\n{fixed(dataset, given.budget)}\n"
-    print(text)
-    if given.json is not None:
-        write_atomically(given.json, json.dumps(rows) + "\n")
-    if given.md is not None:
-        write_atomically(given.md, text)
+    lines = Lines(given.json, KEY)
+    rows = [row for table in found for row in judge(table, given.budget, lines)]
+    show(f"{text_of(found, rows)}\n{fixed(dataset, given.budget)}\n", given.md)
 
 
 if __name__ == "__main__":

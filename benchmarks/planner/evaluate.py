@@ -1,6 +1,6 @@
 """How well plans are ranked and times are predicted on cells of a data set of `pliant collect --export`.
 
-``python benchmarks/planner/evaluate.py DATASET --json out.json --md out.md``
+``python benchmarks/planner/evaluate.py DATASET --json LINES --md out.md``    resumes from LINES, one line a cell
 
 Two tables. The first learns from some runs of a cell (a model on a network) and predicts its others. The second learns
 from other cells, of other models (`model`), other networks (`topology`) or neither the same model nor the same network
@@ -10,9 +10,9 @@ and choices of runs. No choice of settings was made on these data.
 """
 
 import argparse
-import json
 import os
 import statistics
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -21,13 +21,17 @@ from pathlib import Path
 import numpy as np
 from rankers import Ranker
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+from sharded.journal import Lines, show
+
 from pliant.planner import Trial
 from pliant.planner.predictor import Predictor, TransferPrior
-from pliant.spec.files import write_atomically
 from pliant_bench.dataset import load
 from pliant_bench.dataset.judge import judged
 from pliant_bench.dataset.measured import MeasuredCell, measured_cells
 
+KEY = ("number", "model", "network")
 NUMBERS = (0, 10, 25, 50, 80)
 SHOTS = (0, 5, 10, 20)
 SEEDS = 10
@@ -169,18 +173,17 @@ def _interval(rows: list[dict], metric: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dataset", type=Path)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, required=True, help="JSON-lines file, one line a cell; appended to")
     parser.add_argument("--md", type=Path)
     given = parser.parse_args()
-    num_cells = len(measured_cells(load(given.dataset)))
+    lines = Lines(given.json, KEY)
+    keys = [(k, cell.model_id, cell.topo_id) for k, cell in enumerate(measured_cells(load(given.dataset)))]
+    left = [key for key in keys if not lines.has(*key)]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        found = [row for rows in pool.map(partial(judge, folder=given.dataset), range(num_cells)) for row in rows]
-    text = table(found)
-    print(text)
-    if given.json is not None:
-        write_atomically(given.json, json.dumps(found) + "\n")
-    if given.md is not None:
-        write_atomically(given.md, text)
+        rows_of = pool.map(partial(judge, folder=given.dataset), [number for number, *_ in left])
+        for key, found in zip(left, rows_of, strict=True):
+            lines.add({**dict(zip(KEY, key, strict=True)), "rows": found})
+    show(table([row for key in keys for row in lines.records[key]["rows"]]), given.md)
 
 
 if __name__ == "__main__":

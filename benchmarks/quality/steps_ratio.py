@@ -3,6 +3,7 @@
 ``nice -n 19 python benchmarks/quality/steps_ratio.py --out benchmarks/results/steps_ratio_2core_2026-11-25.jsonl``
 ``python benchmarks/quality/steps_ratio.py --out FILE --only 'curve/lstm/*' --time-limit 1800``
 ``python benchmarks/quality/steps_ratio.py --out FILE --table``    carries out nothing
+``python benchmarks/quality/steps_ratio.py --out FILE --list``     says what is left
 
 The list of trials, with seeds, is `trials_seed1.jsonl` (see `trials.py`): 588 trials, 9,600 s of one idle core. Workers
 are threads of this process with real Gloo groups between them (`pliant_bench.lab`), so the exchange is the engine's
@@ -33,7 +34,7 @@ from pliant_bench.lab.training import Outcome, Recipe, train
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from tasc.accuracy_book import Book
+from tasc.accuracy_book import Book, say_left
 
 KEY = ("kind", "task", "optimizer", "setting", "ranks", "seed")
 MOST_RATIO = 2.0
@@ -153,6 +154,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--images", default="", help="folder with images, as --data of pliant bench")
     parser.add_argument("--text", default="", help="folder with text")
     parser.add_argument("--table", action="store_true", help="carry out nothing")
+    parser.add_argument("--list", action="store_true", help="say what is left, and carry out nothing")
     given = parser.parse_args(argv)
     torch.set_num_threads(1)
     lines = Lines(given.out)
@@ -160,7 +162,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     asked = [trial for trial in read() if any(fnmatch.fnmatchcase(name_of(trial), each) for each in patterns)]
     if not asked:
         parser.error(f"no trial is called {', '.join(patterns)}; they are called as in {name_of(read()[0])}.")
-    todo = [] if given.table else [trial for trial in asked if lines.find(**{k: trial[k] for k in KEY}) is None]
+    left = [trial for trial in asked if lines.find(**{k: trial[k] for k in KEY}) is None]
+    if given.list:
+        say_left([name_of(trial) for trial in left], len(asked))
+        return
+    todo = [] if given.table else left
     end_s = time.monotonic() + (given.time_limit or float("inf"))
     bench = Bench(lines, given.images, given.text)
     for number, trial in enumerate(todo):

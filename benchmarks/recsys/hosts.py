@@ -5,8 +5,9 @@
 
 All arms live in the same processes, one rank per host: same tables, initial rows, dense part, optimizers and batches.
 For each pooling, skew and limit of memory they first learn the same data (AUC), then take turns at each rate, without
-any limit first. A line of F.jsonl is written for each of these, and what the file holds is not measured again: an
-interrupted run goes on when the same command is given again. --minutes: no set of ranks begins after that.
+any limit first. A line of F.jsonl is written for each of these. What the file holds of the same hosts, sizes and arms
+is not measured again: an interrupted run goes on when the same command is given again. --minutes: no set of ranks
+begins after that.
 
 --memory: of a rank, for all that rows take: shards, replicas, optimizer state, messages. TorchRec's planner has the
 same limit; arms without a planner have none. Needs root, for network namespaces, and benchmarks/recsys/install before.
@@ -17,7 +18,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -42,7 +43,8 @@ def main() -> None:
     end_s = time.monotonic() + 60 * arguments.minutes
     for cell in arguments.cells:
         records = read(arguments.jsonl)
-        missing = [rate for rate in arguments.rates if not _has(records, cell, rate)]
+        about = _about(cell, arguments)
+        missing = [rate for rate in arguments.rates if not has(records, about, rate, arguments.arms)]
         if not missing:
             continue
         if time.monotonic() > end_s:
@@ -127,8 +129,14 @@ def _job(cell: Cell, rates: list[str], files: Mapping[str, str], folder: Path, a
     )
 
 
-def _has(records: list[dict[str, Any]], cell: Cell, rate: str) -> bool:
-    return any((r["cell"], r["rate"]) == (cell.key, rate) for r in records)
+def has(records: Sequence[Record], about: Record, rate: str, arms: Sequence[str]) -> bool:
+    """Say whether a line with these settings has all arms at a rate, or why one of them was not measured."""
+    same = [r for r in records if {**about, "rate": rate}.items() <= r.items()]
+    return any(set(arms) <= {*r["arms"], *_without(r)} for r in same)
+
+
+def _without(r: Record) -> list[str]:
+    return [no["arm"] for no in r["refused"]] + [no["arm"] for no in r["left out"] if no["rate"] == r["rate"]]
 
 
 def _arguments() -> argparse.Namespace:

@@ -15,9 +15,9 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from chaos.judge import named_in
 from house.versions import commit_of, machine
-from tasc.accuracy_book import Book
+from tasc.accuracy_book import Book, say_left
 
-__all__ = ["Lines", "json_lines", "named_in", "place", "run_ranks", "show"]
+__all__ = ["Lines", "json_lines", "named_in", "place", "run_ranks", "say_left", "show"]
 
 _LAST_WORDS = 40
 

@@ -12,6 +12,7 @@ with an error that names the victim and nobody else, and neither a thread, a pro
 import argparse
 import multiprocessing
 import os
+import re
 import shlex
 import signal
 import statistics
@@ -23,7 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from journal import Lines, named_in, place, show
+from journal import Lines, named_in, place, say_left, show
 from kills_drawn import Trial, draw, read_trials, write_trials
 from kills_rank import LEFT, Start, be
 
@@ -54,7 +55,7 @@ def carry_out(trial: Trial, slack: float) -> dict[str, Any]:
         answered_s = time.monotonic()
         stacks = world.stacks([rank for rank, code in exits.items() if code is None])
         said = {rank: world.diary(rank) for rank in range(RANKS)}
-        left = _left(world.folder, said)
+        left = left_by(world.folder, said)
     outcome, why = judge(trial, said, exits, struck=struck_s is not None, left=left)
     failed = {rank: line for rank, lines in said.items() for line in lines if line["kind"] == "failed"}
     return {
@@ -118,11 +119,11 @@ def judge(
     return ("left behind", f"files {left}") if left else ("ended right", "")
 
 
-def _left(folder: Path, said: Mapping[int, Any]) -> list[str]:
+def left_by(folder: Path, said: Mapping[int, Any], shared_memory: Path = Path("/dev/shm")) -> list[str]:
     """Return temporary files of the ranks that are still there, and shared memory with a rank's number in its name."""
-    numbers = [str(line["pid"]) for lines in said.values() for line in lines if line["kind"] == "begun"]
-    shared = [name for name in os.listdir("/dev/shm") if any(number in name for number in numbers)]
-    return sorted(str(path.name) for path in (folder / LEFT).iterdir()) + sorted(shared)
+    numbers = {str(line["pid"]) for lines in said.values() for line in lines if line["kind"] == "begun"}
+    shared = [path.name for path in shared_memory.iterdir() if numbers & set(re.split("[^0-9a-zA-Z]+", path.name))]
+    return sorted(path.name for path in (folder / LEFT).iterdir()) + sorted(shared)
 
 
 def table(records: Sequence[Mapping[str, Any]], command: str) -> str:
@@ -176,6 +177,7 @@ def main() -> None:
     parser.add_argument("--jsonl", type=Path)
     parser.add_argument("--md", type=Path)
     parser.add_argument("--limit", type=int, default=0, help="at most so many trials now; 0: all")
+    parser.add_argument("--list", action="store_true", help="with run: say what is left, and carry out none")
     parser.add_argument("--slack", type=float, default=1.0, help="what all times are multiplied by, on a busy machine")
     parser.add_argument("--pause-while", default="", help="no trial begins while this file exists")
     given = parser.parse_args()
@@ -186,7 +188,11 @@ def main() -> None:
         parser.error("--jsonl says where the results are")
     lines = Lines(given.jsonl, ("seed", "number", "mended_in"))
     if given.act == "run":
-        left = [trial for trial in read_trials(given.trials) if not lines.has(trial.seed, trial.number, None)]
+        asked = read_trials(given.trials)
+        left = [trial for trial in asked if not lines.has(trial.seed, trial.number, None)]
+        if given.list:
+            say_left([f"{trial.number} {trial.mesh} {trial.what}" for trial in left], len(asked))
+            return
         for trial in left[: given.limit or None]:
             while given.pause_while and Path(given.pause_while).exists():
                 time.sleep(2)

@@ -15,6 +15,7 @@ from typing import Any
 from kills_drawn import Trial
 
 from pliant_bench.faults.diary_writer import DiaryWriter
+from pliant_bench.faults.processes import end_with_job
 
 __all__ = ["LEFT", "Start", "be"]
 
@@ -41,6 +42,7 @@ class StruckError(RuntimeError):
 
 def be(start: Start) -> None:
     """Be a rank."""
+    end_with_job()
     folder, trial = Path(start.folder), start.trial
     faulthandler.register(signal.SIGUSR1, file=(folder / f"{start.rank}.err").open("w"), all_threads=True)
     diary = DiaryWriter(folder / f"{start.rank}.jsonl")

@@ -35,7 +35,7 @@ from pathlib import Path
 
 import torch
 from accuracy_arms import Arm, arms
-from accuracy_book import Book
+from accuracy_book import Book, say_left
 from accuracy_runs import as_record, dense_bytes, fitted_size, trained
 from accuracy_table import table
 from accuracy_tasks import OPTIMIZERS, Task, task_named
@@ -194,11 +194,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--images", default="", help="folder with images, as --data of pliant bench")
     parser.add_argument("--text", default="", help="folder with text")
     parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--list", action="store_true", help="say what is left, and run nothing")
     given = parser.parse_args(argv)
     torch.set_num_threads(1)
     bench = Bench(Book(given.out), given.steps, {"images": given.images, "language": given.text, "large": given.images})
     asked = jobs(given.seeds, given.only or (SHORT if given.short else HEADLINE if given.headline else ["*"]))
-    todo = [] if given.table else [job for job in asked if not bench.done(job)]
+    left = [job for job in asked if not bench.done(job)]
+    if given.list:
+        say_left([f"{job.name}/{job.seed}" for job in left], len(asked))
+        return
+    todo = [] if given.table else left
     end_s = time.monotonic() + (given.time_limit or float("inf"))
     for num, job in enumerate(todo):
         if time.monotonic() >= end_s:

@@ -2,10 +2,16 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
+
+
+def say_left(left: Sequence[str], num: int) -> None:
+    """Print the names of the trials that are left, and how many of all they are."""
+    print("\n".join([*left, f"{len(left)} of {num} trials are left."]))
 
 
 def read_records(path: Path) -> list[Record]:

@@ -2,6 +2,7 @@
 
 ``python benchmarks/tasc/rank_correlation.py --models cnn,vgg,chars,gpt --points 10,50,200 --json out.json --md out.md``
 
+A model that out.json has at these points is not trained again, so that the same command goes on after the last one.
 The models and the data of ``pliant bench`` train on one rank, and an algorithm asks for the curvature as any does:
 one draw of Gauss-Newton-Bartlett on a quarter of the batch every few steps, averaged over looks, shrunk and clipped. At
 each point it is held against the diagonal of the Hessian on a batch of its own, from 30 Hutchinson probes by double
@@ -34,6 +35,7 @@ from pliant_bench.data.text import load_text
 from pliant_bench.models import Gpt, Vgg
 
 BLOCK, PROBES, EVERY = 64, 30, 5
+IMAGES = ("cnn", "vgg")
 Batch = Callable[[int], tuple[Tensor, Tensor]]
 
 
@@ -70,7 +72,7 @@ pliant.register("feels", Feels)
 def case(name: str, data: str) -> tuple[nn.Module, Batch, Callable[[nn.Module], torch.optim.Optimizer]]:
     """Return a model, its batches by step, and its optimizer."""
     torch.manual_seed(0)
-    images = name in ("cnn", "vgg")
+    images = name in IMAGES
     learning = load_images(find_images(data)) if images else load_text(find_text(data))
     num = {"cnn": 64, "vgg": 16, "chars": 16, "gpt": 4}[name]
 
@@ -206,14 +208,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--md", type=Path)
     asked = parser.parse_args()
-    points = [int(p) for p in asked.points.split(",")]
-    found = {
-        name: run_case(name, asked.images if name in ("cnn", "vgg") else asked.text, points)
-        for name in asked.models.split(",")
-    }
+    points = sorted(int(p) for p in asked.points.split(","))
+    before = json.loads(asked.json.read_text()) if asked.json and asked.json.exists() else {}
+    found = {}
+    for name in asked.models.split(","):
+        has = [row["step"] for row in before.get(name, {"rows": []})["rows"]] == points
+        found[name] = before[name] if has else run_case(name, asked.images if name in IMAGES else asked.text, points)
+        if asked.json:
+            write_atomically(asked.json, json.dumps(before | found, indent=1) + "\n")
     print(table(found))
-    if asked.json:
-        write_atomically(asked.json, json.dumps(found, indent=1) + "\n")
     if asked.md:
         write_atomically(asked.md, f"# Ranks of the curvature that is felt\n\n{table(found)}\n")
 

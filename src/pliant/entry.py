@@ -54,15 +54,17 @@ def relax(
         what: An algorithm's name ("bytegrad"), an algorithm (``pliant.qsgd(bits=4)``), a plan, or a plan's path; or
             "auto" (``pliant.Auto()``), which chooses a plan while the training runs.
         group: Process group of a plain module; the default group if None.
-        hosts: Ranks of each host, for plans with `between_hosts`; torchrun's placement if None.
+        hosts: Ranks of each host, for plans with `between_hosts`; torchrun's placement if None. "auto" measures links
+            between them, or, if None, between machines.
         rack: Name of the rack in which this rank's host stands, for plans with `between_racks`: the same on all ranks
-            of a rack, and another on those of others.
+            of a rack, and another on those of others. "auto" tries no such plans, and refuses it.
         timeout_s: Longest that one collective may take before it fails on all ranks.
         start_timeout_s: The same in this call, which waits for ranks that start slowly.
         agreement_every: Steps between two checks that replicas are equal; 0 for never.
         nonfinite: Whether a NaN or Inf gradient raises on all ranks, or propagates to all, for a GradScaler to find.
         elastic: Options of an elastic run, for plans that exchange weights. The model is then a plain module and
-            `group` is left out; a process that is started again calls relax() again.
+            `group` is left out, as are hosts, rack, agreement_every, the transport "device" and connections, which are
+            refused; a process that is started again calls relax() again.
         transport: Transport of a model on an accelerator: by way of pinned host memory over Gloo ("host"), or the
             device's own backend, such as NCCL ("device"). By default the latter where all ranks are on one host, as
             `hosts`, torchrun or the machines' names say, and else the former. A model on the CPU has no choice.
@@ -74,7 +76,7 @@ def relax(
         ValueError: The model is divided among ranks or devices, or shares no parameter with an optimizer; the plan does
             not fit the optimizer, or transport or connections the group; ranks ask for different plans or connections,
             or are on different kinds of device; one has not registered an algorithm that is not Pliant's; the plan or
-            the model cannot be elastic.
+            the model cannot be elastic; or a setting is given that "auto" or an elastic run could not follow.
         TypeError: The optimizer or the model is not torch's.
         RuntimeError: Another run is open on the model or on an optimizer.
         CommError: Not all ranks have come within `start_timeout_s`.
@@ -105,6 +107,11 @@ def relax(
             "auto measures plans of all ranks together, and an elastic run goes on with any of them; choose one "
             "plan that exchanges weights for elastic=, or leave it out."
         )
+    if rack and auto is not None:
+        raise ValueError(
+            f"rack={rack!r} is given, but auto measures links between hosts and no uplinks of racks, and so tries no "
+            "plan with a level of racks; leave rack= out, or name a plan that has one."
+        )
     return start_run(
         held,
         plan,
@@ -118,11 +125,11 @@ def relax(
         elastic=elastic,
         transport=transport,
         connections="auto" if auto is not None and connections is None else connections,
-        attach_to=None if auto is None else partial(_tune, auto),
+        attach_to=None if auto is None else partial(_tune, auto, hosts),
     )
 
 
-def _tune(auto: Auto, run: Run, comm: Comm) -> None:
+def _tune(auto: Auto, hosts: Sequence[Sequence[int]] | None, run: Run, comm: Comm) -> None:
     from pliant.autotune.start import start_tuning  # only here: other runs need no planner
 
-    run.tuner = start_tuning(run, auto, comm)
+    run.tuner = start_tuning(run, auto, comm, hosts=hosts)

@@ -156,6 +156,7 @@ def test_a_signal_reaches_the_script(tmp_path):
         (("--emulate", "world=lan,hosts=2"), ["true"], "world=lan and hosts=2, which both say what the hosts are like"),
         (("--emulate", "tcp_wmem=1KB"), ["true"], "a send buffer of 1000 bytes is below the 16384"),
         (("--emulate", "speed=2"), ["true"], "--emulate has 'speed', but it takes words such as hosts=4"),
+        (("--out", "/dev/null/plan.json"), ["true"], "/dev/null/plan.json is to be written, but its folder does not"),
         ((), ["-c"], "the command after -- begins with '-c', which is an option"),
     ],
 )

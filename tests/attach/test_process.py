@@ -1,9 +1,11 @@
 """What `pliant run` puts into a process: a start-up file, a watch over imports, and the ends of steps."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 import types
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 
 import pliant
 from models import new_ddp
+from pliant.attachment import startup
 from pliant.attachment.imports import after_import
 from pliant.attachment.launch import environment_of, launch_folder
 from pliant.attachment.steps import StepEnds
@@ -70,16 +73,49 @@ def test_a_module_that_is_there_already_is_called_for_at_once():
     assert called == [1]
 
 
-def test_the_environments_own_sitecustomize_runs_and_torch_stays_unloaded(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text("print('mine')\n")
+def said_under_pliant(code, tmp_path):
+    """Run code in a Python that attaches Pliant, whose environment has a `sitecustomize` of its own."""
     with launch_folder(RunOptions()) as folder:
-        own = environment_of(folder, {"PYTHONPATH": str(tmp_path)})
+        own = environment_of(folder, {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(pliant.__file__).parents[1]}"})
         assert own["PYTHONPATH"].startswith(str(folder))
-        code = "import sys; print('torch' in sys.modules, sys.path[1:2])"
         said = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True)
-        assert said.stdout.splitlines()[0] == "mine"
-        assert said.stdout.splitlines()[1].startswith("False")
     assert not Path(folder).exists()
+    return said.stdout.splitlines(), said.stderr
+
+
+def test_the_environments_own_sitecustomize_runs_and_torch_stays_unloaded(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("print('mine')\nvalue = 3\n")
+    code = "import sys, sitecustomize; print('torch' in sys.modules, sitecustomize.value)"
+    assert said_under_pliant(code, tmp_path)[0] == ["mine", "False 3"]
+
+
+WATCHES = "import sys; print([type(finder).__name__ for finder in sys.meta_path].count('_AfterImport'))"
+
+
+@pytest.mark.parametrize("raised", ["ValueError('mine')", "ImportError('mine')"])
+def test_a_sitecustomize_that_raises_is_reported_as_always_and_pliant_is_attached(raised, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(f"raise {raised}\n")
+    out, err = said_under_pliant(WATCHES, tmp_path)
+    assert out == ["1"]
+    alone = subprocess.run(
+        [sys.executable, "-c", "print(1)"],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert err == alone.stderr
+    assert "mine" in err
+
+
+def test_a_process_that_outlives_the_command_imports_torch_as_always(tmp_path, monkeypatch):
+    """Such as one that the script leaves behind, when the folder of the run is gone."""
+    calls = []
+    monkeypatch.setattr("pliant.attachment.imports.after_import", lambda _, call: calls.append(call))
+    monkeypatch.setattr("pliant.attachment.attachment.Attachment", pytest.fail)
+    startup._wait_for_torch(tmp_path / "gone")
+    (attach,) = calls
+    attach()
 
 
 class Twice(torch.optim.SGD):
@@ -109,6 +145,25 @@ def test_a_step_ends_with_the_last_optimizer_of_a_round(kinds):
         ends.close()
     num = len(optimizers)
     assert heard == [(num * k, optimizers) for k in (2, 3, 4)]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, Twice])
+def test_a_step_that_raises_does_not_silence_those_after_it(kind):
+    """As where a closure runs out of memory, and the script goes on with a smaller batch."""
+
+    def too_large():
+        raise MemoryError("no")
+
+    heard, optimizer = [], optimizer_of(kind)
+    ends = StepEnds(lambda members: heard.append(members))
+    try:
+        ends.keep([optimizer])
+        for closure in (None, too_large, None, None):
+            with nullcontext() if closure is None else pytest.raises(MemoryError):
+                optimizer.step(closure)
+    finally:
+        ends.close()
+    assert heard == [[optimizer]] * 3
 
 
 def test_others_are_not_heard_once_a_round_is_known():

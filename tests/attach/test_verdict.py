@@ -4,8 +4,11 @@ import json
 
 import pytest
 
+from pliant.algorithms.by_name import plan_of_text
 from pliant.attachment.launch import read_verdict
 from pliant.attachment.verdict import QUALITIES, RunOptions, RunVerdict
+from pliant.cli.run import _tell
+from pliant.spec import SyncPlan, load, to_json
 
 HELPED = {
     "how": "DDP",
@@ -71,6 +74,22 @@ def test_without_a_plan_it_says_why_and_offers_no_line():
     assert verdict.sentence == "Pliant does not help here: it is 1.01."
     assert "after the decision: a step takes 1.21s" in verdict.text()
     assert "Line to paste" not in verdict.text()
+
+
+def test_a_plan_of_an_earlier_run_does_not_pass_for_one_of_this(tmp_path, capsys):
+    """Without a decision nobody knows better than the earlier run."""
+    out = tmp_path / "plan.json"
+    plan = json.loads(to_json(plan_of_text("onebit")))
+    _tell(RunVerdict(**{**HELPED, "plan": None, "decided": True}), out, None)
+    assert capsys.readouterr().err.count("plan.json") == 0
+    _tell(RunVerdict(**{**HELPED, "plan": plan}), out, None)
+    assert load(SyncPlan, out) == plan_of_text("onebit")
+    _tell(RunVerdict(**{**HELPED, "plan": None, "decided": False}), out, None)
+    assert "plan.json is still that of an earlier run" in capsys.readouterr().err
+    assert out.exists()
+    _tell(RunVerdict(**{**HELPED, "plan": None, "decided": True}), out, None)
+    assert "plan.json, of an earlier run, was removed" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_a_script_that_ends_before_the_decision_is_told_so():

@@ -62,7 +62,7 @@ def taking(monkeypatch, plan):
         yield
 
     monkeypatch.setattr(tuner.AutoTuner, "_choose", choose)
-    monkeypatch.setattr(tuner, "probe", lambda comm, budget_s, connections: None)
+    monkeypatch.setattr(tuner, "probe", lambda comm, **_: None)
     monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"])
     return plan
 

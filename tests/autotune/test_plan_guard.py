@@ -11,6 +11,8 @@ import pliant
 from models import batch, new_ddp, train, weights
 from pliant.algorithms.plans import plan_of
 from pliant.autotune import tuner
+from pliant.autotune.monitor import MonitorResult
+from pliant.autotune.trials import run_steps
 from pliant.engine.curvature_monitor import CurvatureMonitor
 from pliant.engine.weight_exchange import WeightExchange
 from pliant.netmodel import PRESETS
@@ -31,7 +33,7 @@ def adopting(monkeypatch, plan, genes=OWN_EXCHANGE[False]):
         yield
 
     monkeypatch.setattr(tuner.AutoTuner, "_choose", choose)
-    monkeypatch.setattr(tuner, "probe", lambda comm, budget_s, connections: None)
+    monkeypatch.setattr(tuner, "probe", lambda comm, **_: None)
     monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"])
 
 
@@ -188,6 +190,39 @@ def test_a_plan_that_cannot_begin_or_end_is_left_too(monkeypatch, caplog, where)
     assert "rank 0: ArithmeticError: broken" in text
     assert torch.equal(first, second)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_the_time_of_a_plan_that_fails_as_it_is_left_is_not_taken_for_that_of_ddps_own_exchange(monkeypatch):
+    """A search after a change begins from what is in force then, and from its step time."""
+    adopting(monkeypatch, plan_of(pliant.local_sgd(4)))
+    adopt, searched_from = tuner.AutoTuner._choose, []
+
+    def choose(self, workload, topology, result):
+        if result is None:
+            return (yield from adopt(self, workload, topology, result))
+        searched_from.append((self._genes == OWN_EXCHANGE[False], result.step_s))
+        return math.nan
+
+    def watch(self, hold_steps, expected_s=math.nan):
+        step_s = 2.0 if self._run.plan.hash == BASE.hash else 1.0
+        yield from run_steps(4)
+        return MonitorResult(steps=4, step_s=step_s, usual_s=step_s, at_once=False, violation=None)
+
+    monkeypatch.setattr(tuner.AutoTuner, "_choose", choose)
+    monkeypatch.setattr(tuner.StepMonitor, "watch", watch)
+
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        with pliant.relax(ddp, optimizer, pliant.Auto(experience=None), timeout_s=20) as run:
+            for step in range(STEPS):
+                train(ddp, optimizer, place.rank, [step])
+                if run.plan.hash != BASE.hash:
+                    run._executor.of(WeightExchange)[0].hand_back = broken
+            return run.tuner.explanation
+
+    assert all("ArithmeticError: broken" in text for text in pliant.run_world(2, body))
+    assert set(searched_from) == {(True, 2.0)}
 
 
 def test_what_was_in_it_is_refused(monkeypatch):

@@ -133,7 +133,7 @@ def trying(monkeypatch, plan, sabotage, seen):
         return math.nan
 
     monkeypatch.setattr(tuner.AutoTuner, "_choose", choose)
-    monkeypatch.setattr(tuner, "probe", lambda comm, budget_s, connections: None)
+    monkeypatch.setattr(tuner, "probe", lambda comm, **_: None)
     monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"])
 
 

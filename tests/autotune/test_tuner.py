@@ -2,6 +2,7 @@
 
 import math
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,10 +12,12 @@ import pliant
 from autotune.made_up_runs import few
 from engine.kinds import KINDS, loss_of
 from models import new_ddp, train, weights
+from planner.examples import WORKLOAD
 from pliant.autotune import monitor, searches, trials, tuner
 from pliant.network import rank_places
 from pliant.planner import OWN_EXCHANGE, Gene
 from pliant.profiling.observe import Observation
+from pliant.spec import Host, Topology
 
 __all__ = ["few"]
 
@@ -102,6 +105,8 @@ def test_what_auto_may_do_is_checked():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with pytest.raises(ValueError, match="an elastic run goes on"):
             pliant.relax(model, optimizer, "auto", group=place.process_group, elastic=pliant.Elastic())
+        with pytest.raises(ValueError, match=r"rack='a' is given, but auto measures .* no uplinks of racks"):
+            pliant.relax(model, optimizer, pliant.Auto(experience=None), group=place.process_group, rack="a")
 
     pliant.run_world(1, body)
 
@@ -120,6 +125,30 @@ def test_ranks_whose_links_no_probe_could_measure_are_refused_before_a_step(monk
     assert all(pliant.run_world(3, body))
 
 
+def test_links_are_measured_between_the_hosts_that_are_given(monkeypatch):
+    sizes, measured = [], tuner.probe
+
+    def probe(comm, budget_s, **more):
+        topology = measured(comm, budget_s=0.1, **more)
+        sizes.append([host.num_ranks for host in topology.hosts])
+        return topology
+
+    monkeypatch.setattr(tuner, "probe", probe)
+    auto = pliant.Auto(watch=False, least_gain=1e6, experience=None)
+
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        with pytest.raises(ValueError, match="host by host"):
+            pliant.relax(ddp, optimizer, auto, hosts=[[0, 2], [1]], timeout_s=10)
+        with pliant.relax(ddp, optimizer, auto, hosts=[[0, 1], [2]], timeout_s=10) as run:
+            train(ddp, optimizer, place.rank, range(6))
+            return run.tuner.choice is not None
+
+    assert all(pliant.run_world(3, body))
+    assert sizes == [[2, 1]] * 3
+
+
 def test_a_probe_is_short_where_exchanges_may_take_little(monkeypatch):
     asked, measured = [], tuner.probe
     monkeypatch.setattr(
@@ -136,6 +165,22 @@ def test_a_probe_is_short_where_exchanges_may_take_little(monkeypatch):
 
     assert all(pliant.run_world(2, body))
     assert asked == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("broadcasts", [True, False])
+def test_advice_on_buffers_is_given_where_ddp_broadcasts_them(broadcasts):
+    norms = [replace(t, layer=t.layer.replace("Layer", "Batch")) for t in WORKLOAD.tensors]
+    work = replace(WORKLOAD, tensors=tuple(norms))
+    links = Topology(hosts=tuple(Host(name=f"h{k}", delay_s=0.1) for k in range(2)))
+
+    def body(place):
+        ddp = new_ddp(place)
+        ddp.broadcast_buffers = broadcasts
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        with pliant.relax(ddp, optimizer, pliant.Auto(experience=None), timeout_s=20) as run:
+            return "broadcast_buffers=False" in run.tuner._advise(work, links, 0.5)
+
+    assert pliant.run_world(1, body) == [broadcasts]
 
 
 def test_nothing_is_tried_where_nothing_is_predicted_to_pay(monkeypatch):
@@ -157,6 +202,24 @@ def test_nothing_is_tried_where_nothing_is_predicted_to_pay(monkeypatch):
     assert "none of the others is predicted to pay, so that none was tried" in text
     assert text.count("risk: ") >= 3  # the frontier, whatever the quality
     assert all(text == other for *_, other in others)
+
+
+def test_advice_on_buffers_is_given_where_no_plan_was_tried(monkeypatch):
+    """The step time is that of the first steps: nobody has measured another one."""
+    far = Topology(hosts=tuple(Host(name=f"h{k}", delay_s=0.5) for k in range(2)))
+    monkeypatch.setattr(tuner, "probe", lambda comm, **_: far)
+    auto = pliant.Auto(watch=False, least_gain=1e9, experience=None, **QUICK)
+
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        with pliant.relax(ddp, optimizer, auto, timeout_s=20) as run:
+            train(ddp, optimizer, place.rank, [step % 2 for step in range(12)])
+            return run.tuner.choice.num_tried, run.tuner.explanation
+
+    for num_tried, text in pliant.run_world(2, body):
+        assert num_tried == 0
+        assert "give DDP broadcast_buffers=False" in text
 
 
 @pytest.mark.parametrize(

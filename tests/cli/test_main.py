@@ -6,7 +6,9 @@ import sys
 import pytest
 
 from cli import inside
+from pliant.algorithms import registry
 from pliant.cli.topology_file import read_topology_file
+from pliant.spec import Custom
 from pliant.spec.worlds import world
 
 
@@ -34,6 +36,65 @@ finally:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=True)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+def install(folder, name, **groups):
+    """Put a distribution into a folder of the path: its record, and an entry point in each of the groups."""
+    record = folder / f"{name}-1.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    points = (f"[pliant.{group}]\n{name} = {where}\n" for group, where in groups.items())
+    (record / "entry_points.txt").write_text("".join(points))
+
+
+@pytest.fixture
+def halved(tmp_path, monkeypatch):
+    """Two distributions, of which the first cannot be loaded, such as one whose other half was removed."""
+    monkeypatch.syspath_prepend(tmp_path)
+    install(tmp_path, "halved", commands="not_there:COMMANDS", algorithms="not_there:register")
+    install(tmp_path, "whole_one", commands="whole_one:COMMANDS", algorithms="whole_one:register")
+    (tmp_path / "whole_one.py").write_text(
+        "import pliant\n"
+        "COMMANDS = {'whole': ('whole_one:whole', 'Do it all.'), 'plan': ('whole_one:whole', 'Not this one.')}\n"
+        "def whole() -> None: print('all of it')\n"
+        "def register(): pliant.register('whole_sum', pliant.allreduce)\n"
+    )
+    registry._register_installed.cache_clear()
+    yield
+    registry._register_installed.cache_clear()
+    registry._OWN.pop("whole_sum", None)
+    sys.modules.pop("whole_one", None)
+
+
+NOT_THERE = "of the distribution halved in the group pliant.{} cannot be loaded (ModuleNotFoundError: No module named"
+
+
+def test_an_installed_distribution_that_cannot_be_loaded_is_named_and_keeps_no_command_away(halved):
+    """It is looked for where a command is not Pliant's."""
+    listed, unknown = inside.run("--help"), inside.run("halve")
+    assert (listed.returncode, unknown.returncode) == (0, 2)
+    for done in (listed, unknown):
+        assert NOT_THERE.format("commands") in " ".join(done.stderr.split())
+    assert "Do it all." in listed.stdout
+    assert "Not this one." not in listed.stdout
+    assert "there is no command 'halve'" in unknown.stderr
+    for own, shown in ((("simulate", "--help"), "--workload"), (("whole",), "all of it")):
+        done = inside.run(*own)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert shown in done.stdout
+
+
+def test_an_installed_distribution_that_cannot_be_loaded_is_named_and_keeps_no_algorithm_away(halved):
+    assert registry.row_of("whole_sum") is not None
+    for text in ("halved", "halved(2)"):
+        done = inside.run("simulate", text, "--workload", "vgg16", "--compute", "1ms", "--hosts", "2")
+        assert done.returncode == 2
+        said = " ".join(done.stderr.split())
+        assert "there is no algorithm 'halved'" in said
+        assert "whole_sum" in said
+        assert NOT_THERE.format("algorithms") in said
+    with pytest.raises(ValueError, match=r"'halved', but nobody has registered .* of the distribution halved in"):
+        registry.custom_algorithm(Custom(name="halved"))
 
 
 @pytest.mark.parametrize(

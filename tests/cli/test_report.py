@@ -4,12 +4,14 @@ import json
 import re
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 import pliant
 from pliant.algorithms.plans import plan_of
 from pliant.cli.main import main
+from pliant.cli.report.command import _all_ranks
 from pliant.cli.report.comparison import measured_of
 from pliant.cli.report.steps import buckets_of, clip_event, events_in, median_step, merge_timelines, steps_of
 from pliant.simulator import Overheads, simulate
@@ -73,6 +75,40 @@ def test_steps_are_what_a_hand_counts():
     )  # fmt: skip
 
 
+class Read:
+    """An event that counts what is read of it, and of all its kind."""
+
+    reads = 0
+
+    def __init__(self, event):
+        self._event = event
+
+    def __getattr__(self, name):
+        Read.reads += 1
+        return getattr(self._event, name)
+
+
+def test_a_step_costs_as_much_however_many_there_are():
+    def reads(steps):
+        Read.reads = 0
+        line = SimpleNamespace(events=[Read(each) for each in by_hand(steps=steps).events])
+        buckets_of(line, steps_of(line, 0))
+        return Read.reads
+
+    assert reads(80) == pytest.approx(4 * reads(20), rel=0.05)
+
+
+def test_an_exchange_is_exposed_as_long_as_it_lies_within_waits_of_any_length():
+    spans = [(0, 1), (2, 9), (3, 4), (5, 6), (8, 12), (20, 21)]
+    waits = [event("wait", "wait", *span) for span in spans]
+    for start in range(22):
+        for end in range(start, 23):
+            exchange = event("exchange", "bucket 0", start, end)
+            line = replace(by_hand(), events=(*waits, exchange, event("optimize", "optimize", 22, 23)))
+            (bucket,) = buckets_of(line, steps_of(line, 0))
+            assert bucket.exposed_s == sum(max(0, min(end, b) - max(start, a)) for a, b in spans), (start, end)
+
+
 def test_means_are_over_whole_periods_and_bytes_are_the_busiest_ranks():
     busy = by_hand(rank=1)
     busy = replace(busy, events=tuple(replace(e, sent_bytes=2 * e.sent_bytes) for e in busy.events))
@@ -106,6 +142,13 @@ def test_ranks_are_merged_by_their_machines_clocks():
     starts = {e.rank: e.start_s for e in both.events if e.kind == "forward" and e.step == 0}
     assert starts == {0: 1.5, 1: 1.0}
     assert both.began_unix_s == 100.0
+
+
+def test_the_same_moments_of_ranks_are_found_by_their_machines_clocks():
+    panels = dict(_all_ranks(measured_of([by_hand(began=100.5), by_hand(rank=1, began=100.0)], 1)))
+    starts = {name: [e.start_s for e in events if e.kind == "forward"] for name, events in panels.items()}
+    assert starts == {"rank 0": [1.0], "rank 1": [1.5 - 1.0]}
+    assert min(e.start_s for e in panels["rank 1"]) == 0.5
 
 
 def test_a_simulated_timeline_says_what_its_simulation_says():
@@ -199,7 +242,13 @@ def test_mistakes_are_sentences(monkeypatch, capsys, folder):
     assert "holds events of 2 ranks" in said(folder / "both.json")
     assert "a prediction needs all three" in said(folder, "--workload", folder / "work.json")
     assert "a prediction needs all three" in said(folder, "--hosts", 2)
-    for alone in (("--rate", "1mbit"), ("--ranks", 2), ("--compute", "1ms"), ("--machine", "h100")):
+    for alone in (
+        ("--rate", "1mbit"),
+        ("--ranks", 2),
+        ("--compute", "1ms"),
+        ("--machine", "h100"),
+        ("--bucket", "1MB"),
+    ):
         assert "a prediction needs all three" in said(folder, *alone)
     assert "say who there is, once" in said(folder, "--plan", "bytegrad", "--workload", folder / "work.json")
     save(SyncPlan(), folder / "plan.json")

@@ -5,12 +5,16 @@ import torch
 
 from pliant.codecs import (
     Bf16,
+    BlockTopK,
+    ChunkTopK,
+    Dct,
     Fp8,
     Fp16,
     Int4,
     MinMax8,
     Natural,
     Qsgd,
+    RandomK,
     Sigma2,
     Sign,
     Ternary,
@@ -21,6 +25,7 @@ from pliant.codecs import (
 from pliant.spec import CodecSpec
 
 QUANTIZERS = [Bf16(), Fp16(), Fp8(), Int4(), MinMax8(), Natural(), Qsgd(), Qsgd(bits=2), Sigma2(), Sign(), Ternary()]
+SPARSIFIERS = [TopK(), BlockTopK(), ChunkTopK(), RandomK(), Dct()]
 SAMPLED = TopK(ratio=0.25, sampled=1)
 
 
@@ -48,6 +53,16 @@ def test_a_sum_that_overflows_poisons_the_payload_but_not_the_residual(codec):
 
     assert not feed_back(codec, x, residual).isfinite().all()
     assert torch.equal(residual, x)
+
+
+@pytest.mark.parametrize("codec", SPARSIFIERS, ids=str)
+def test_a_sum_that_overflows_is_not_kept_by_a_sparsifier(codec):
+    """More elements overflow than are sent, and none must poison the steps after."""
+    x, residual = torch.full((30_000,), 3e38), torch.full((30_000,), 3e38)
+
+    assert not feed_back(codec, x, residual).isfinite().all()
+    assert residual.isfinite().all()
+    assert feed_back(codec, torch.ones(30_000), residual).isfinite().all()
 
 
 def test_fp16_recovers_from_a_gradient_beyond_its_range():

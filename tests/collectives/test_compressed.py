@@ -1,12 +1,15 @@
 """Scatter - reduce - gather: oracles, edges, and every byte counted."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from pliant.codecs import BlockTopK, MinMax8, RandomK, Sign, TopK
+from pliant.codecs import BlockTopK, Fp16, MinMax8, RandomK, Sign, TopK
 from pliant.collectives import CompressedAverage, LowRankAverage, ShortVectorAverage, factor_shape
 from pliant.comm import RecordedComm, run_world
+from pliant.comm.wrapped import WrappedComm
 from tables import CODECS
 
 DENSE = [c for c in CODECS if not isinstance(c, (TopK, BlockTopK, RandomK))]
@@ -76,6 +79,68 @@ def test_poison_reaches_all_and_no_residual(where):
         return bool(x.isfinite().all()), bool(residual.isfinite().all())
 
     assert run_world(3, body, timeout_s=20) == [(False, True)] * 3
+
+
+@pytest.mark.parametrize("owner_feedback", [True, False])
+def test_a_mean_that_overflows_the_codec_leaves_what_is_owed_alone(owner_feedback):
+    """What the others send of a part is in the range of 16 bits, and its mean is not."""
+
+    def body(place):
+        average = CompressedAverage(
+            Fp16(), 200, place.comm, chunk_bytes=4096, owner_feedback=owner_feedback, device=torch.device("cpu")
+        )
+        residual, x = torch.full((200,), 1e-3), torch.zeros(200)
+        own = slice(100 * place.rank, 100 * place.rank + 100)
+        x[own] = 2e5
+        average(x, 0, residual)
+        return bool(x.isinf().all()), residual[own]
+
+    for infinite, owed in run_world(2, body, timeout_s=20):
+        assert infinite
+        assert torch.equal(owed, torch.full((100,), 1e-3))
+
+
+class Kept(WrappedComm):
+    """Keeps what it has begun, and notes which of it was waited for."""
+
+    def __init__(self, comm):
+        super().__init__(comm)
+        self.begun, self.waited = [], set()
+
+    def exchange(self, *given, **named):
+        return self._kept(super().exchange(*given, **named))
+
+    def expect(self, *given, **named):
+        return self._kept(super().expect(*given, **named))
+
+    def _kept(self, work):
+        self.begun.append(work)
+        return SimpleNamespace(wait=lambda: (work.wait(), self.waited.add(id(work))))
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_an_average_that_is_broken_off_leaves_no_message_under_way(stage):
+    """As where another part of a bucket raises: what nobody waits for would stand in the way of the next plan."""
+
+    def body(place):
+        comm = Kept(place.comm)
+        average = CompressedAverage(
+            MinMax8(block=32), 1000, comm, chunk_bytes=512, owner_feedback=False, device=torch.device("cpu")
+        )
+        stages = average.stages(vector(place.rank, 1000), 1)
+        for _ in range(stage):
+            next(stages)
+        num = len(comm.begun)
+        stages.close()
+        x = vector(place.rank, 1000, 1)
+        place.comm.all_reduce(x).wait()
+        return num, len(comm.begun), {id(work) for work in comm.begun} == comm.waited, x
+
+    results = run_world(2, body, timeout_s=20)
+    for num, begun, all_waited, x in results:
+        assert num == begun > 0
+        assert all_waited
+        assert torch.equal(x, results[0][-1])
 
 
 def test_bytes_on_the_wire_are_the_codecs_own():

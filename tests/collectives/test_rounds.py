@@ -1,16 +1,17 @@
 """Collectives in few rounds: what they move, for any number of ranks, and that their results are everybody's."""
 
 import itertools
+import threading
 
 import pytest
 import torch
 
-from pliant.codecs import Int4
-from pliant.collectives import CompressedAverage, ShortVectorAverage
+from pliant.codecs import Int4, TopK
+from pliant.collectives import CompressedAverage, ShortVectorAverage, SparseAverage
 from pliant.collectives.rounds import RoundsComm
 from pliant.comm import InOrderQueues, RecordedComm, run_world
 from pliant.comm.wrapped import WrappedComm
-from pliant.layouts.rounds import average_form, codes_in_rounds, forwards, rounds_among
+from pliant.layouts.rounds import average_form, codes_in_rounds, forwards, gathers_in_rounds, is_short, rounds_among
 
 CPU = torch.device("cpu")
 SIZES = [*range(1, 10), 16, 29]
@@ -116,6 +117,71 @@ def moved(comm, size, num_rounds):
 
 class _Collectives(WrappedComm):
     prefers_collectives = True
+
+
+def test_rows_are_gathered_in_rounds_up_to_half_a_megabyte_into_a_rank():
+    assert [gathers_in_rounds(1 << 17, size) for size in (2, 5, 6)] == [True, True, False]
+    assert [gathers_in_rounds((1 << 19) / 9 + more, 10) for more in (0, 1)] == [True, False]
+    assert gathers_in_rounds(1 << 30, 2)  # one message each way, in any case
+    assert all(gathers_in_rounds(1 << 14, size) for size in (2, 64, 1000))
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.9])
+def test_payloads_are_gathered_straight_where_few_bytes_meet(ratio):
+    """They give what a ring gives, to the bit and in the bytes; with more of them the ring remains."""
+    codec, numel = TopK(ratio=ratio), 40_000
+
+    def body(place):
+        found = []
+        for comm in (_Collectives(place.comm), place.comm):
+            counted, out = RecordedComm(comm), torch.empty(numel)
+            average = SparseAverage(codec, numel, counted, CPU)
+            for seed in range(3):
+                average(out, vector(place.rank, numel) + seed, seed)
+            found.append((out, counted.sent_bytes, counted.sent_messages, counted.calls["all_gather"]))
+        return found
+
+    in_rounds = gathers_in_rounds(codec.nbytes(numel), 4)
+    assert not is_short(codec.nbytes(numel))
+    assert in_rounds == (ratio < 0.5)
+    for (ring, *of_ring, _), (straight, *counted, gathers) in run_world(4, body, timeout_s=20):
+        assert torch.equal(ring, straight)
+        assert counted == of_ring == [9 * codec.nbytes(numel), 9]
+        assert gathers == (0 if in_rounds else 3)
+
+
+def test_the_last_round_of_a_gather_is_under_way_when_the_call_returns():
+    """So that other messages of a bucket travel beside it; else the first rank would wait for the second for ever."""
+    has_begun = threading.Event()
+
+    def body(place):
+        rounds, out = RoundsComm(place.comm, CPU), torch.empty(4)
+        if place.rank == 1:
+            assert has_begun.wait(30)
+        work = rounds.all_gather(out, torch.full((2,), float(place.rank)))
+        has_begun.set()
+        work.wait()
+        out.add_(1)
+        work.wait()  # again, which does nothing
+        return out.tolist()
+
+    assert run_world(2, body, timeout_s=30) == [[1.0, 1.0, 2.0, 2.0]] * 2
+
+
+@pytest.mark.parametrize(("size", "num_rounds"), [(2, 1), (5, 2)])
+def test_a_gather_that_nobody_has_waited_for_ends_before_the_next_of_its_size(size, num_rounds):
+    """Rows of both lie in the same memory."""
+
+    def body(place):
+        rounds, outs = RoundsComm(place.comm, CPU, num_rounds=num_rounds), torch.empty(4, 2 * size)
+        rows = [torch.full((2,), 10.0 * k + place.rank) for k in range(4)]
+        works = [rounds.all_gather(out, row) for out, row in zip(outs, rows, strict=True)]
+        for work in works:
+            work.wait()
+        return outs.tolist()
+
+    wanted = [[10.0 * k + rank for rank in range(size) for _ in range(2)] for k in range(4)]
+    assert run_world(size, body, timeout_s=20) == [wanted] * size
 
 
 @pytest.mark.parametrize("size", [28, pytest.param(33, marks=pytest.mark.extended)])

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_common, _fsdp_param_group
 
 from pliant.comm.fsdp_private import _COMMUNICATES, is_sharded, param_groups, settle_sharding
-from pliant.comm.fsdp_waits_private import _METHODS, _PLACES
+from pliant.comm.fsdp_waits_private import _METHODS, _PLACES, RESET
 
 
 @pytest.fixture
@@ -46,6 +46,7 @@ def test_groups_have_what_is_read_and_written(world):
             raw = group.raw
             for name in (
                 "_all_gather_result",
+                "all_reduce_grads",
                 "post_forward_mesh_info",
                 "gradient_divide_factor",
                 "_orig_dtype",
@@ -53,6 +54,7 @@ def test_groups_have_what_is_read_and_written(world):
                 "mesh_info",
             ):
                 assert hasattr(raw, name), name
+            assert hasattr(raw, RESET) == hasattr(model, "reset_iter_state")
             for parameter in raw.fsdp_params:
                 for name in ("sharded_param", "offload_to_cpu", "padded_sharded_param_size", "_orig_size"):
                     assert hasattr(parameter, name), name
@@ -74,6 +76,19 @@ def test_groups_have_what_is_read_and_written(world):
                 param_groups(model)[0 if group.name != "0" else 1].refuse_foreign()
             group.restore()
             assert (raw._all_gather_comm, raw._reduce_scatter_comm, raw._all_reduce_hook, raw.mesh_info) == before
+
+
+@pytest.mark.filterwarnings("ignore")  # of a world of one
+def test_what_stands_for_parameters_after_a_forward_pass_is_known(world):
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+    for each in (model[0], model):
+        fully_shard(each, mesh=init_device_mesh("cpu", (1,)))
+    kept = list(model.parameters())
+    model(torch.ones(1, 4))  # after which the root's weights stay gathered
+    stand_ins = {key: p for group in param_groups(model) for key, p in group.stand_ins.items()}
+    now = list(model.parameters())
+    assert any(p is not before for p, before in zip(now, kept, strict=True))
+    assert all(stand_ins.get(id(p), p) is before for p, before in zip(now, kept, strict=True))
 
 
 @pytest.mark.filterwarnings("ignore")  # of a world of one

@@ -5,7 +5,7 @@ import threading
 import pytest
 from torch.distributed import HashStore
 
-from pliant.comm import liveness
+from pliant.comm import heartbeat_thread, liveness
 from pliant.comm.liveness import HeartbeatMonitor
 from waiting import dawdle
 
@@ -82,6 +82,18 @@ def test_a_store_that_is_slow_to_answer_is_not_taken_for_a_lost_one(started, mon
     far.answer_s = 0.3
     assert lives[2].blame("group", waited_s=0.0, limit_s=10.0).gone == (1,)
     far.answer_s = 0.0
+
+
+def test_a_store_that_answers_heartbeats_is_not_lost_though_the_question_comes_late(started, monkeypatch):
+    """On a busy machine the thread that asks may begin later than a dead store is waited for."""
+    monkeypatch.setattr(liveness, "_LEAST_SILENT_S", 0.5)
+    for module in (liveness, heartbeat_thread):
+        monkeypatch.setattr(module, "BEAT_S", 0.01)
+    store = HashStore()
+    life, *_ = [started(store, rank) for rank in (1, 0, 2)]
+    judge = life._judge
+    monkeypatch.setattr(life, "_judge", lambda *given: dawdle(2.5) or judge(*given))
+    assert life.blame("group", waited_s=0.0, limit_s=10.0).gone == ()
 
 
 def test_all_who_come_to_a_place_go_on_together(started):

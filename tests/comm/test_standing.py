@@ -20,6 +20,8 @@ from pliant.spec import Graph
 CPU = torch.device("cpu")
 STAND = (
     "compressed, Sign(block=32)",
+    "to owners, standing",
+    "from owners, standing",
     "short",
     "short in parts",
     "sparse",
@@ -188,6 +190,21 @@ def test_a_receive_that_stands_is_awaited_once_somebody_waits():
     assert run_world(2, body, timeout_s=30) == [([2, 80, 2], [3, 120, 3])] * 2
 
 
+def test_an_exchange_that_may_stand_is_one_communication():
+    def body(place):
+        comm, peer = RecordedComm(place.comm), 1 - place.rank
+        receives = StandingReceives(comm, [[(peer, torch.zeros(10))]])
+        begun = []
+        for _ in range(3):
+            receives.exchange([(peer, torch.ones(10))]).wait()
+            receives.stand()
+            comm.all_reduce(torch.ones(1)).wait()
+            begun.append(comm.num_begun)
+        return begun
+
+    assert run_world(2, body, timeout_s=30) == [[2, 4, 6]] * 2
+
+
 def test_a_peer_that_has_ended_fails_only_who_waits_for_it():
     """It ends though it keeps receives that stand, which would hold its connections; and nobody can wait for these."""
     ended = threading.Event()
@@ -207,8 +224,13 @@ def test_a_peer_that_has_ended_fails_only_who_waits_for_it():
             assert ended.wait(30)
             receives.stand()
             receives.stand()  # by now the connection is known to be closed
+        standing = receives.take()
         with pytest.raises(CommError, match="exchange of 40 bytes failed") as caught:
-            receives.take().wait()
+            standing.wait()
+        with pytest.raises(CommError) as again:  # what never came is not done
+            standing.wait()
+        assert str(again.value) == str(caught.value)
+        assert again.value.lost == caught.value.lost
         return "Timed out" in str(caught.value)
 
     assert run_world(2, body, timeout_s=10) == [False, False]

@@ -50,6 +50,7 @@ class _Group:
     """What the engine asks a parameter group."""
 
     gathered_dtypes = frozenset({torch.float32})
+    defers_replicas = False
 
     def __init__(self, name, process_group, size):
         self.name, self.shapes, self.size = name, GROUPS[name], size

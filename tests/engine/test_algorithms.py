@@ -308,6 +308,26 @@ def test_onebit_adam_in_warmup_is_adam():
         torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-7)
 
 
+@pytest.mark.parametrize("what", ["allreduce", "local_sgd", "bounded_staleness(0)"])
+def test_behind_its_warmup_onebit_adam_takes_no_gradient_for_a_momentum(what):
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = pliant.OneBitAdam(ddp.parameters(), lr=1e-3, warmup_steps=2)
+        with pliant.relax(ddp, optimizer, what, timeout_s=20) as run:
+            train(ddp, optimizer, place.rank, range(2))
+            before = weights(ddp)
+            with pytest.raises(ValueError, match=r"after its 2 warm-up steps .* gradients \(.*switch\(optimizer"):
+                train(ddp, optimizer, place.rank, [2])
+            assert torch.equal(before, weights(ddp))
+            assert run.steps == 2
+            run.switch(optimizer.algorithm)
+            train(ddp, optimizer, place.rank, range(2, 4))
+        return weights(ddp)
+
+    one, other = pliant.run_world(2, body, timeout_s=60)
+    assert torch.equal(one, other)
+
+
 def test_onebit_adam_after_warmup_equals_its_oracle():
     """Frozen variance and its correction, momentum of the mean gradient plus feedback: by an exact codec's stand-in."""
 

@@ -115,11 +115,24 @@ def test_ranks_that_ask_for_different_numbers_are_told_so():
     pliant.run_world(2, body, timeout_s=20)
 
 
-def test_an_elastic_run_refuses_more_connections():
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"connections": 4}, r"elastic run have one connection .*; leave connections= or elastic= out"),
+        (
+            {"hosts": [[0]]},
+            r"hosts=\[\[0\]\] is given, .* no level of hosts.*; leave hosts= or elastic= out",
+        ),
+        ({"rack": "a"}, r"rack='a' is given, .* no level of racks.*; leave rack= or elastic= out"),
+        ({"agreement_every": 7}, "agreement_every=7 is given, .* are not compared.*; leave agreement_every="),
+        ({"transport": "device"}, "transport='device' is given, .* by the host's memory.*; leave transport="),
+    ],
+)
+def test_an_elastic_run_refuses_what_it_could_not_follow(given, sentence):
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=r"elastic run have one connection .*; leave connections= or elastic= out"):
-        pliant.relax(model, optimizer, "local_sgd", elastic=pliant.Elastic(), connections=4)
+    with pytest.raises(ValueError, match=sentence):
+        pliant.relax(model, optimizer, "local_sgd", elastic=pliant.Elastic(), **given)
 
 
 def test_several_connections_need_gloo(monkeypatch):

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pliant
 from pliant.algorithms.plans import plan_of
+from pliant.engine import rank_files
 from pliant.spec import Rule
 
 one_at_a_time = threading.Lock()
@@ -150,6 +151,43 @@ def test_a_name_goes_on_from_the_parts_of_its_plan_around_rings(tmp_path):
     small = Rule(match=pliant.Match(max_numel=8192), exchange=pliant.allreduce())
     before = pliant.SyncPlan(rules=(small, Rule(exchange=pliant.onebit())))
     assert go_on(tmp_path, before, "onebit") == [(True, "onebit")] * 2
+
+
+def test_parts_may_lie_where_fsspec_finds_them():
+    assert go_on("memory://bucket/a.ckpt.pliant/", "onebit", "onebit") == [(True, "onebit")] * 2
+
+
+def test_a_place_that_fsspec_does_not_find_is_said_on_all_ranks():
+    def rank(context):
+        _, _, run = build(context, "onebit")
+        with run:
+            with pytest.raises(OSError, match=r"nowhere://a/rank\d\.pt could not be written"):
+                run.save_part("nowhere://a")
+            with pytest.raises(ValueError, match=r"nowhere://a/rank\d\.pt could not be read"):
+                run.load_part("nowhere://a")
+            with pytest.raises(ValueError, match=r"memory://empty/rank\d\.pt is not there"):
+                run.load_part("memory://empty")
+        return True
+
+    assert pliant.run_world(2, rank) == [True, True]
+
+
+def test_a_storage_that_fails_without_a_word_fails_on_all_ranks(monkeypatch):
+    """As one does that has not answered in time."""
+
+    def fails(url, content):
+        if url.endswith("rank1.pt"):
+            raise TimeoutError
+
+    monkeypatch.setattr(rank_files, "write_remote", fails)
+
+    def rank(context):
+        _, _, run = build(context, "onebit")
+        with run, pytest.raises(OSError, match=r"memory://a/rank1\.pt could not be written \(TimeoutError\)"):
+            run.save_part("memory://a")
+        return True
+
+    assert pliant.run_world(2, rank) == [True, True]
 
 
 def test_auto_goes_on_with_the_plan_of_the_parts(tmp_path):

@@ -15,8 +15,10 @@ from models import Net, batch, new_ddp, train, weights
 from pliant.algorithms import CURVATURE
 from pliant.curvature import GaussNewton, LossObjective, block_means, shrink_and_clip
 from pliant.engine.curvature_requests import Curvature
+from pliant.engine.outputs import OutputWatch
 from pliant.engine.samples import batch_size, first_samples
 from pliant.spec import CurvatureSpec, Custom
+from tables import default_dtype
 
 ESTIMATORS = ("gauss_newton", "hutchinson", "fisher")
 
@@ -390,6 +392,36 @@ def test_a_rank_that_sees_nothing_or_not_finite_counts_for_nothing():
         assert torch.allclose(
             values, shrink_and_clip(block_means(found, numels), numels, shrink=0.5, clip=50), rtol=1e-4
         )
+
+
+def test_ranks_say_alike_what_they_have_felt_under_another_default_dtype_of_torch():
+    """One has felt something, in float32, and the other nothing, of which torch would make what is its default."""
+
+    def body(place):
+        generator = torch.Generator().manual_seed(place.rank)
+        x, y = torch.randn(8, 1, 4, 4, dtype=torch.float32, generator=generator), torch.arange(8) % 5
+        ddp, optimizer, run = relax(place, Curved(), model=lambda: Net().float(), lr=0.0)
+        with run:
+            run.curvature.reads(logits=lambda z: z * (torch.inf if place.rank else 1.0))
+            for _ in range(2):
+                optimizer.zero_grad()
+                cross_entropy(ddp(x), y).backward()
+                optimizer.step()
+            return request(run, place)
+
+    with default_dtype(torch.bfloat16):
+        first, second = pliant.run_world(2, body, timeout_s=30)
+    assert all(torch.equal(values, second[name]) and bool(values.any()) for name, values in first.items())
+
+
+def test_rows_of_an_output_are_chosen_alike_under_any_default_dtype_of_torch():
+    layer = nn.Linear(4, 3)
+    watch = OutputWatch(None, layer, lambda: True)
+    x, y = torch.randn(300, 4), torch.randint(0, 3, (300,))  # of which the last row has no number in bfloat16
+    with default_dtype(torch.bfloat16):
+        cross_entropy(layer(x), y).backward()
+    assert watch.loss() == ("cross_entropy", "")
+    watch.close()
 
 
 def test_refusals():

@@ -1,6 +1,7 @@
 """A relaxed model behaves as plain DDP does, with DDP itself as the oracle."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pliant
 from models import Net, batch, new_ddp, train, weights
+from pliant.algorithms.plans import plan_of
 
 
 def pair(place, model=Net, lr=0.05, nonfinite="raise", what="allreduce", **options):
@@ -142,6 +144,38 @@ def test_batchnorm_buffers_follow_rank_0_as_in_ddp():
         return tuple(torch.cat([t.flatten().double() for t in m.buffers()]) for m in (plain, relaxed))
 
     same(None, body)
+
+
+@pytest.mark.parametrize("wraps", [True, False])
+def test_a_user_who_says_that_buffers_are_not_broadcast_is_heeded_at_every_switch(wraps):
+    """Whatever the plan was when it was said: under one whose ranks differ, nobody broadcasts them anyway."""
+    in_small_buckets = replace(plan_of(pliant.local_sgd()), bucket_bytes=2000)
+
+    def body(place):
+        given = new_ddp(place)
+        given = given.module if wraps else given
+        optimizer = torch.optim.SGD(given.parameters(), lr=0.05)
+        means, seen = [], []
+        with pliant.relax(given, optimizer, "allreduce", group=place.process_group, timeout_s=20) as run:
+            for said_under in ("allreduce", "local_sgd"):
+                run.model.broadcast_buffers = True
+                run.switch(said_under)
+                seen.append(bool(run.model.broadcast_buffers))
+                run.model.broadcast_buffers = False
+                for plan in ("local_sgd", in_small_buckets, "allreduce", "onebit"):
+                    run.switch(plan)
+                    seen.append(bool(run.model.broadcast_buffers))
+                    train(run.model, optimizer, place.rank, range(2))
+                means.append(run.model.module.norm.running_mean.clone())
+            run.model.broadcast_buffers = True
+            run.switch("local_sgd")
+            run.switch("allreduce")
+            seen.append(run.model.broadcast_buffers)
+        assert seen == [True, *[False] * 9, True]
+        assert run.model.broadcast_buffers is True
+        return means
+
+    assert not any(map(torch.equal, *pliant.run_world(2, body)))
 
 
 def half(*dtypes):

@@ -10,6 +10,8 @@ import pliant
 from models import batch, new_ddp, train, weights
 from pliant.engine.agreement import check_replicas, parameter_hashes
 from pliant.engine.step_counts import StepCounts
+from pliant.spec import Schedule
+from schedules.cases import hosts
 
 
 @pytest.mark.parametrize("what", ["allreduce", "bytegrad", "onebit", "topk", "powersgd", "randomk", "bf16"])
@@ -99,15 +101,38 @@ def test_ranks_must_have_models_of_the_same_sizes():
     pliant.run_world(2, body, timeout_s=30)
 
 
-def test_a_switch_to_a_matrix_of_other_ranks_is_refused_before_averages_at_a_free_pace_end():
+_HALVES = pliant.Graph(kind="matrix", rows=((0.5, 0.5, 0.0), (0.5, 0.0, 0.5), (0.0, 0.5, 0.5)))
+_APART = pliant.Graph(kind="matrix", rows=((1.0, 0.0), (0.0, 1.0)))
+_OF_THREE = Schedule(name="three", num_ranks=3, num_blocks=0, rounds=())
+_UNFIT = {
+    "a matrix of other ranks": (pliant.gossip(_HALVES), "the mixing matrix is for 3 ranks, but there are 2"),
+    "sums of other hosts": (
+        pliant.between_hosts(pliant.local_sgd(2, averaging=pliant.allreduce(schedule=_OF_THREE))),
+        "the schedule 'three' is for 3 ranks, but 2 add up",
+    ),
+    "pairs that never meet": (pliant.gossip(_APART, free=True), r"from rank 0 to ranks \[0\] only, and never to \[1\]"),
+    "coded pairs at random": (pliant.choco(graph=pliant.Graph(kind="matching")), "the same neighbours in every step"),
+    "owners of other ranks": (pliant.sharded_optimizer(schedule=_OF_THREE), "is for 3 ranks, but 2 add up"),
+    "sums of other ranks": (pliant.allreduce(schedule=_OF_THREE), "is for 3 ranks, but 2 add up"),
+    "sums on another network": (pliant.bytegrad(schedule=hosts([1, 1, 1])), "has 3 ranks on 3 hosts, but 2 ranks"),
+    "blocks on another network": (
+        pliant.tasc(agreement="local", value_bits=32, topology=hosts([1, 1, 1])),
+        "the plan's topology has 3 ranks, but 2 exchange blocks",
+    ),
+}
+
+
+@pytest.mark.parametrize("unfit", _UNFIT)
+def test_a_switch_to_a_plan_of_other_ranks_is_refused_before_averages_at_a_free_pace_end(unfit):
+    node, told = _UNFIT[unfit]
+
     def body(place):
         ddp = new_ddp(place)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
-        half = pliant.Graph(kind="matrix", rows=((0.5, 0.5, 0.0), (0.5, 0.0, 0.5), (0.0, 0.5, 0.5)))
-        with pliant.relax(ddp, optimizer, "async_average", timeout_s=20) as run:
+        with pliant.relax(ddp, optimizer, "async_average", hosts=[[0], [1]], timeout_s=20) as run:
             train(ddp, optimizer, place.rank, range(2))
-            with pytest.raises(ValueError, match="the mixing matrix is for 3 ranks, but there are 2"):
-                run.switch(pliant.gossip(half))
+            with pytest.raises(ValueError, match=told):
+                run.switch(node)
             train(ddp, optimizer, place.rank, range(2))
         return weights(ddp)
 

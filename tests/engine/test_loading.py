@@ -149,6 +149,21 @@ def test_what_is_damaged_is_refused_on_all_ranks(damage, sentence, tmp_path):
     pliant.run_world(2, load)
 
 
+def test_a_whole_run_is_not_kept_where_only_fsspec_finds_it(tmp_path, monkeypatch):
+    """It would be a folder named s3: beside the script."""
+    monkeypatch.chdir(tmp_path)
+
+    def body(place):
+        sentence = "s3://bucket/run is a path of fsspec, but a whole run is kept in a folder of a disk"
+        with relaxed(place, "gossip")[-1] as run, pytest.raises(ValueError, match=sentence):
+            run.save("s3://bucket/run")
+        with pytest.raises(ValueError, match=sentence):
+            again(place, "s3://bucket/run", "gossip")
+
+    pliant.run_world(2, body)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_scheduler_that_was_saved_must_be_given(tmp_path):
     def body(place):
         with saved(place, tmp_path / "run")[-1]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import pliant
-from models import batch, new_ddp, train, weights
+from models import batch, ended_equal, new_ddp, train, weights
 from pliant.engine.loss_scale import LossScale
 from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
 
@@ -32,6 +32,13 @@ def scaled_step(ddp, optimizer, scaler, rank, step, *, overflows=False):
     before = scaler.get_scale()
     scaler.update()
     return gradient if scaler.get_scale() >= before else None
+
+
+def assert_nothing_lost(results):
+    """Of two ranks: what was wanted of each, what was applied, and what each is owed."""
+    wanted = sum(r[0] for r in results)
+    got = 2 * results[0][1] + sum(r[2] for r in results)
+    assert float((got - wanted).norm() / wanted.norm()) < 1e-6
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
@@ -71,9 +78,7 @@ def test_nothing_is_lost_when_the_scale_changes_and_steps_are_skipped(name):
     results = pliant.run_world(2, body, timeout_s=60)
     assert results[0][3] == results[1][3]
     assert sum(b < a for a, b in zip(results[0][3], results[0][3][1:], strict=False)) == len(OVERFLOWS)
-    wanted = sum(r[0] for r in results)
-    got = 2 * results[0][1] + sum(r[2] for r in results)
-    assert float((got - wanted).norm() / wanted.norm()) < 1e-6
+    assert_nothing_lost(results)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +113,7 @@ def test_a_skipped_step_leaves_no_trace(name):
             assert run.steps == steps + 1
         return weights(ddp)
 
-    one, other = pliant.run_world(2, body, timeout_s=60)
-    assert torch.equal(one, other)
-    assert one.isfinite().all()
+    ended_equal(2, body)
 
 
 def test_debts_of_an_earlier_plan_survive_a_skipped_step():
@@ -332,10 +335,7 @@ def test_what_is_owed_to_parameters_that_no_rank_used_is_kept(name, scaled):
         ]
         return wanted, applied, torch.cat([o.flatten() for o in owed]).double() / scaler.get_scale()
 
-    results = pliant.run_world(2, body, timeout_s=60)
-    wanted = sum(r[0] for r in results)
-    got = 2 * results[0][1] + sum(r[2] for r in results)
-    assert float((got - wanted).norm() / wanted.norm()) < 1e-6
+    assert_nothing_lost(pliant.run_world(2, body, timeout_s=60))
 
 
 def alone_steps(place, algorithm, skipped, num_steps, *, wrapped=True, fused=False, **options):
@@ -374,9 +374,7 @@ def test_a_step_that_one_rank_alone_skips_is_counted(name, wrapped, skipped):
         algorithm = {**ALGORITHMS, **BETWEEN_STEPS}[name]
         return alone_steps(place, algorithm, skipped, 8, wrapped=wrapped, find_unused_parameters=True)
 
-    one, other = pliant.run_world(2, body, timeout_s=60)
-    assert torch.equal(one, other)
-    assert one.isfinite().all()
+    ended_equal(2, body)
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
@@ -388,9 +386,7 @@ def test_a_step_whose_update_a_fused_optimizer_leaves_out_counts_once(name, wrap
         algorithm, skipped = {**ALGORITHMS, **BETWEEN_STEPS}[name], {2, 3, 7}
         return alone_steps(place, algorithm, skipped, 8, wrapped=wrapped, fused=True, find_unused_parameters=True)
 
-    one, other = pliant.run_world(2, body, timeout_s=60)
-    assert torch.equal(one, other)
-    assert one.isfinite().all()
+    ended_equal(2, body)
 
 
 def two_optimizers(place, what, overflows, *, fused, wrapped, skipped=(2, 3, 7), in_turns=False):
@@ -428,9 +424,7 @@ def test_a_step_that_some_of_two_optimizers_skip_counts_once(overflows, fused, w
     def body(place):
         return two_optimizers(place, pliant.local_sgd(2), overflows, fused=fused, wrapped=wrapped)
 
-    one, other = pliant.run_world(2, body, timeout_s=60)
-    assert torch.equal(one, other)
-    assert one.isfinite().all()
+    ended_equal(2, body)
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
@@ -447,9 +441,7 @@ def test_owners_at_a_free_pace_hear_of_a_step_that_some_of_two_optimizers_skip(
         what = pliant.bounded_staleness(staleness)
         return two_optimizers(place, what, overflows, fused=fused, wrapped=wrapped, skipped=skipped)
 
-    one, other = pliant.run_world(2, body, timeout_s=60)
-    assert torch.equal(one, other)
-    assert one.isfinite().all()
+    ended_equal(2, body)
 
 
 def test_owners_at_a_free_pace_hear_of_skipped_steps_of_optimizers_in_turns():
@@ -457,9 +449,7 @@ def test_owners_at_a_free_pace_hear_of_skipped_steps_of_optimizers_in_turns():
         what, fused = pliant.bounded_staleness(0), (False, False)
         return two_optimizers(place, what, (0,), fused=fused, wrapped=True, skipped=(1, 3, 6), in_turns=True)
 
-    one, other = pliant.run_world(2, body, timeout_s=60)
-    assert torch.equal(one, other)
-    assert one.isfinite().all()
+    ended_equal(2, body)
 
 
 def test_a_step_that_one_rank_skips_is_a_gradient_of_zero_from_it():
@@ -483,8 +473,7 @@ def test_a_step_that_one_rank_skips_is_a_gradient_of_zero_from_it():
             optimizer.step()
         return weights(ddp)
 
-    for got, wanted in zip(pliant.run_world(2, body, timeout_s=60), pliant.run_world(2, by_hand), strict=True):
-        assert torch.allclose(got, wanted, atol=1e-6)
+    assert torch.allclose(ended_equal(2, body), ended_equal(2, by_hand), atol=1e-6)
 
 
 @pytest.mark.parametrize("what", ["acco", "sharded_optimizer", "bounded_staleness(0)"])
@@ -533,5 +522,4 @@ def test_the_rank_that_skips_takes_part_with_weights_that_have_not_moved():
                     p.data.div_(2)
         return weights(ddp)
 
-    for got, wanted in zip(pliant.run_world(2, body, timeout_s=60), pliant.run_world(2, by_hand), strict=True):
-        assert torch.allclose(got, wanted, atol=1e-6)
+    assert torch.allclose(ended_equal(2, body), ended_equal(2, by_hand), atol=1e-6)

@@ -1,5 +1,6 @@
 """Owners at a free pace: bounded staleness, over real connections."""
 
+import contextlib
 import threading
 from types import SimpleNamespace
 
@@ -9,14 +10,26 @@ from test_owner_step import OPTIMIZERS
 from torch import nn
 
 import pliant
-from models import Net, batch, new_ddp, train, weights
+from models import Net, batch, ended_equal, new_ddp, train, weights
 from pliant.codecs import MinMax8, Sign, TopK
 from pliant.engine.messages import Message
-from pliant.engine.server_state import SharedShard
+from pliant.engine.server_state import WAIT_ON, SharedShard
 from pliant.engine.server_threads import ServerThreads
 from waiting import Scripted, dawdle, until
 
 sizes = pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.extended) for size in (2, 4))])
+
+
+@contextlib.contextmanager
+def served(place, found, *, staleness=1, timeout_s=20, optimizer=OPTIMIZERS["sgd"]):
+    """Yield a rank's model and optimizer while owners step for it; note the CommError that it meets."""
+    ddp = new_ddp(place)
+    made = optimizer(ddp.parameters())
+    try:
+        with pliant.relax(ddp, made, pliant.bounded_staleness(staleness), timeout_s=timeout_s):
+            yield ddp, made
+    except pliant.CommError as error:
+        found[place.rank] = error
 
 
 def threads_left():
@@ -112,8 +125,7 @@ def test_ranks_with_two_optimizers_may_make_different_numbers_of_steps(staleness
                 second.zero_grad()
         return weights(ddp)
 
-    results = pliant.run_world(3, body, timeout_s=60)
-    assert all(torch.equal(results[0], found) for found in results)
+    ended_equal(3, body)
     assert not threads_left()
 
 
@@ -140,8 +152,7 @@ def test_switching_to_an_all_reduce_and_back():
             train(ddp, made, place.rank, range(20, 24))
         return weights(ddp)
 
-    results = pliant.run_world(3, body, timeout_s=60)
-    assert all(torch.equal(results[0], r) for r in results)
+    ended_equal(3, body)
     assert not threads_left()
 
 
@@ -171,16 +182,12 @@ def test_an_error_on_one_rank_ends_all_and_names_it(staleness):
     found = {}
 
     def body(place):
-        ddp = new_ddp(place)
-        made = OPTIMIZERS["sgd"](ddp.parameters())
         try:
-            with pliant.relax(ddp, made, pliant.bounded_staleness(staleness), timeout_s=300):  # not what ends them
+            with served(place, found, staleness=staleness, timeout_s=300) as (ddp, made):  # it is not what ends them
                 for step in range(30):
                     if place.rank == 1 and step == 4:
                         raise KeyError("the user's own")
                     train(ddp, made, place.rank, [step])
-        except pliant.CommError as error:
-            found[place.rank] = error
         except KeyError:
             until(lambda: len(found) == 3)  # keeps its connections: it is the message that ends the others
 
@@ -195,16 +202,11 @@ def test_a_silent_rank_is_named_after_the_timeout():
     found = {}
 
     def body(place):
-        ddp = new_ddp(place)
-        made = OPTIMIZERS["sgd"](ddp.parameters())
-        try:
-            with pliant.relax(ddp, made, pliant.bounded_staleness(1), timeout_s=2):
-                for step in range(10):
-                    if place.rank == 2 and step == 4:
-                        until(lambda: len(found) == 2)
-                    train(ddp, made, place.rank, [step])
-        except pliant.CommError as error:
-            found[place.rank] = error
+        with served(place, found, timeout_s=2) as (ddp, made):
+            for step in range(10):
+                if place.rank == 2 and step == 4:
+                    until(lambda: len(found) == 2)
+                train(ddp, made, place.rank, [step])
 
     pliant.run_world(3, body, timeout_s=60)
     assert found[0].lost == found[1].lost == (2,)
@@ -212,23 +214,17 @@ def test_a_silent_rank_is_named_after_the_timeout():
 
 
 def test_an_optimizer_that_raises_in_the_server_ends_all():
-    class Breaks(torch.optim.SGD):
-        def step(self, closure=None):
-            if getattr(self, "armed", False) and any(p.grad is not None for p in self.param_groups[0]["params"]):
-                raise ArithmeticError("no")
-            return super().step(closure)
-
     found = {}
 
     def body(place):
-        ddp = new_ddp(place)
-        made = Breaks(ddp.parameters(), lr=0.1)
-        made.armed = place.rank == 0
-        try:
-            with pliant.relax(ddp, made, pliant.bounded_staleness(1), timeout_s=20):
-                train(ddp, made, place.rank, range(8))
-        except pliant.CommError as error:
-            found[place.rank] = error
+        class Breaks(torch.optim.SGD):
+            def step(self, closure=None):
+                if place.rank == 0 and any(p.grad is not None for p in self.param_groups[0]["params"]):
+                    raise ArithmeticError("no")
+                return super().step(closure)
+
+        with served(place, found, optimizer=lambda parameters: Breaks(parameters, lr=0.1)) as (ddp, made):
+            train(ddp, made, place.rank, range(8))
 
     pliant.run_world(3, body, timeout_s=60)
     assert {error.lost for error in found.values()} == {(0,)}
@@ -366,8 +362,7 @@ def test_more_ranks_than_parameters():
                 made.step()
         return weights(module)
 
-    results = pliant.run_world(4, body, timeout_s=30)
-    assert all(torch.equal(r, results[0]) for r in results)
+    ended_equal(4, body, timeout_s=30)
 
 
 @pytest.mark.parametrize(("lost", "named"), [((), 1), ((1,), 1), ((0,), 0), ((0, 1), 1)])
@@ -421,6 +416,57 @@ def test_who_is_done_waits_as_long_as_the_others_train(others):
     assert not shared._changed.events
     assert int(answer.head) == (-1 if others == "train" else 1)
     assert others == "train" or "has sent nothing while rank 0 waited for it for 9s" in shared.failure[1]
+
+
+@pytest.mark.parametrize("others", ["train", "are silent"])
+def test_who_is_done_and_owns_nothing_is_told_as_long_as_the_others_train(others):
+    """It hears of no message itself, and its own receive has the timeout."""
+    gradient = torch.zeros(4, dtype=torch.uint8)
+    shard = SimpleNamespace(add=lambda *_: None, step=lambda *_: None, read=lambda *_: None)
+    shared = SharedShard(shard, SimpleNamespace(rank=0, size=2, timeout_s=10.0), staleness=1, owners=[0])
+    shared.note(0, gradient)
+    trains = [lambda: shared.note(0, gradient)] * 3
+    shared._changed = Scripted(*trains, (lambda: shared.note(0, None)) if others == "train" else lambda: None)
+    answer = Message(4, torch.device("cpu"))
+    assert [int(answer.head) for _ in shared.serve(1, None, answer)] == [*[WAIT_ON] * 3, -1 if others == "train" else 0]
+    assert not shared._changed.events
+
+
+def test_answers_that_only_say_that_others_train_are_followed_by_others():
+    heads = {0: [WAIT_ON, WAIT_ON, -1], 2: [-1]}
+    numels = {rank: nn.Parameter(torch.zeros(2)) for rank in heads}
+
+    def exchange(sends, receives):
+        ((rank, raw),) = receives
+        return SimpleNamespace(wait=lambda: raw[:8].view(torch.int64).fill_(heads[rank].pop(0)))
+
+    server = SimpleNamespace(
+        _comm=SimpleNamespace(rank=1),
+        _answers=SimpleNamespace(exchange=exchange),
+        _in={rank: Message(8, torch.device("cpu")) for rank in heads},
+        _held={rank: [SimpleNamespace(parameter=p, views=lambda p: [p.data])] for rank, p in numels.items()},
+        _shared=SimpleNamespace(taking=False),
+    )
+    server._settle = lambda: ServerThreads._settle(server)
+    server._asked = [exchange([], [(rank, message.bytes)]) for rank, message in server._in.items()]
+    ServerThreads._take(server)
+    assert heads == {0: [], 2: []}
+
+
+@pytest.mark.extended
+def test_a_rank_that_owns_nothing_ends_long_before_the_others():
+    def body(place):
+        ddp = new_ddp(place)
+        made = OPTIMIZERS["sgd"](ddp.parameters())
+        with pliant.relax(ddp, made, pliant.bounded_staleness(1, owners=(0,)), timeout_s=3):
+            for step in range(2 if place.rank else 14):
+                dawdle(0.0 if place.rank else 0.4)
+                train(ddp, made, place.rank, [step])
+        return weights(ddp)
+
+    first, *others = pliant.run_world(3, body, timeout_s=60)
+    assert all(torch.equal(first, each) for each in others)
+    assert not threads_left()
 
 
 def test_who_is_done_asks_its_own_shard_before_messages_that_have_a_timeout():

@@ -61,6 +61,19 @@ def test_every_way_gives_the_mean(monkeypatch, case, size):
     assert case in taken or case == "nothing" or size == 2
 
 
+@pytest.mark.parametrize(("num", "gathers"), [(30, 0), (60_000, 2)])
+def test_few_rows_go_straight_and_many_around_a_ring(num, gathers):
+    """Indices and values in two gathers each; what is told before them is always short."""
+
+    def body(place):
+        average, comm = RowAverage("gather"), RecordedComm(place.comm)
+        for step in range(3):
+            average(gradient(place.rank, step, 1_000_000, 8, num), -1, comm)
+        return comm.calls["all_gather"] / 3
+
+    assert pliant.run_world(4, body) == [gathers] * 4
+
+
 def test_each_way_is_taken_where_it_pays():
     assert cheapest_way([4000] * 4, 1.0, 10**6, 256) == "gather"
     assert cheapest_way([4000] * 4, 0.3, 10**6, 256) == "owners"

@@ -18,6 +18,8 @@ from pliant.engine import gradient_exchange
 from pliant.engine.bucket_dispatcher import BucketDispatcher
 from pliant.engine.comm_thread import CommThread
 from pliant.engine.ddp_hook import ReadyBucket
+from pliant.engine.shard_groups import UngatheredError
+from pliant.engine.sharded_hooks import GatherWork
 from pliant.engine.stages import do_all, side_by_side
 from pliant.engine.tracer import Tracer
 from pliant.engine.trial import PlanOnTrial
@@ -162,6 +164,24 @@ def test_after_a_failure_later_exchanges_are_dropped_and_all_are_handed_back(fai
     assert ended[-1] == "next"
 
 
+def test_weights_whose_gather_failed_are_not_used_though_somebody_else_has_heard_of_it(threads):
+    """As whoever saves a run: it waits for all gathers, also for those that no pass has used yet."""
+
+    def changed():
+        raise RuntimeError("weights were changed")
+
+    lane, forgotten = threads(1), []
+    group = SimpleNamespace(name="a block", forget_gather=lambda: forgotten.append(1))
+    works = [GatherWork(lane.submit(task), group) for task in (changed, lambda: None)]
+    with pytest.raises(RuntimeError, match="weights were changed"):
+        lane.drain()
+    for work in works:
+        with pytest.raises(UngatheredError, match="the weights of a block were not gathered"):
+            work.wait()
+    assert len(forgotten) == 2
+    assert GatherWork(lane.submit(lambda: None), group).wait()
+
+
 @pytest.mark.parametrize("num_stages", [1, 3])
 def test_a_bucket_that_cannot_be_handed_back_raises_where_it_is_waited_for(num_stages, threads):
     """As where an accelerator has failed. The threads live on, or later tasks would be waited for in vain."""
@@ -208,6 +228,26 @@ def test_where_one_work_raises_the_others_end_what_is_under_way():
     with pytest.raises(ValueError, match="broken"):
         do_all(side_by_side([sends(), breaks()]))
     assert said == ["waited"]
+
+
+def test_where_one_work_raises_and_another_cannot_end_all_others_are_closed():
+    closed = []
+
+    def sends(k):
+        try:
+            yield
+        finally:
+            closed.append(k)
+            if k == 1:
+                raise pliant.CommError("cut", rank=0, op="exchange")
+
+    def breaks():
+        raise ValueError("broken")
+        yield
+
+    with pytest.raises(pliant.CommError, match="cut"):
+        do_all(side_by_side([sends(0), sends(1), sends(2), breaks()]))
+    assert closed == [0, 1, 2]
 
 
 class Exchanges:

@@ -9,6 +9,10 @@ import pliant
 from tables import ALGORITHMS, BETWEEN_STEPS
 
 
+def ddp_of(module, place):
+    return nn.parallel.DistributedDataParallel(module, process_group=place.process_group)
+
+
 def wrong(place, model, called, name, loop, optimizers_of=one):
     """Train by calling what relax() does not exchange; return the error and how far the weights have moved."""
     optimizers = optimizers_of(name, model)
@@ -129,7 +133,7 @@ def test_a_parameter_that_is_trained_only_later_is_refused(name):
     def body(place):
         module = small()
         frozen = next(module.parameters()).requires_grad_(False)
-        model = nn.parallel.DistributedDataParallel(module, process_group=place.process_group)
+        model = ddp_of(module, place)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         with pliant.relax(model, optimizer, name, timeout_s=30) as run:
             simple(model, [optimizer], place.rank, STEPS)
@@ -145,5 +149,25 @@ def test_a_parameter_that_is_trained_only_later_is_refused(name):
             optimizer.zero_grad()
             simple(model, [optimizer], place.rank, 1)
             assert run.steps == STEPS + 1
+
+    pliant.run_world(2, body, timeout_s=60)
+
+
+@pytest.mark.parametrize("wraps", [True, False])
+def test_a_parameter_that_is_frozen_later_is_refused_with_a_cure_that_fits(wraps):
+    """To look for unused ones is none where relax() has made the DDP, and costs each pass a look where it has not."""
+    told = "before DistributedDataParallel wraps the module" if wraps else r"before relax\(\) is called"
+
+    def body(place):
+        module, group = small(), None if wraps else place.process_group
+        model = ddp_of(module, place) if wraps else module
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        with pliant.relax(model, optimizer, "onebit", group=group, timeout_s=30) as run:
+            simple(run.model, [optimizer], place.rank, 1)
+            module.first.requires_grad_(False)
+            before = torch.cat([p.detach().flatten() for p in module.parameters()])
+            with pytest.raises(pliant.IncompleteBackwardError, match=f"2 parameters were frozen after relax.*{told}"):
+                simple(run.model, [optimizer], place.rank, 1)
+        assert torch.equal(before, torch.cat([p.detach().flatten() for p in module.parameters()]))
 
     pliant.run_world(2, body, timeout_s=60)

@@ -46,8 +46,7 @@ class Watches(Callback):
     def on_train_batch_start(self, trainer, module, *_):
         self.apart.append(not torch.equal(*of_all(flat(module))))
         if self.dies and trainer.global_step == 6:
-            dist.barrier()
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
 
 
 def loader(size):

@@ -3,12 +3,14 @@
 import sys
 import types
 from contextlib import nullcontext
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 
 import pliant
 from models import new_ddp, train, weights
@@ -223,24 +225,158 @@ def test_a_trainer_that_fails_breaks_its_run_off(error):
     assert pliant.run_world(2, rank) == [(None, False)] * 2
 
 
+@pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers: pip install transformers accelerate")
+def test_each_trial_of_a_search_for_hyperparameters_has_parts_of_its_own(tmp_path):
+    """In the folder that the Trainer itself makes for it; a training without a trial has none."""
+    from transformers import Trainer
+    from transformers.trainer_utils import HPSearchBackend
+
+    from pliant.integrations.transformers import PliantCallback
+
+    args = SimpleNamespace(eval_on_start=False, output_dir=str(tmp_path), save_only_model=False)
+
+    def rank(context):
+        def trains(resume_from_checkpoint, trial=None):
+            callback.on_train_begin(args, SimpleNamespace(global_step=0), None)
+            callback.on_save(args, SimpleNamespace(global_step=4), None)
+            callback.run.close()
+            callback.run = None
+
+        model = new_ddp(context)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = SimpleNamespace(train=trains, log=None, accelerator=None, model_wrapped=model, optimizer=optimizer)
+        trainer.args, trainer.hp_search_backend, trainer.hp_name = args, HPSearchBackend.OPTUNA, None
+        trainer._get_output_dir = partial(Trainer._get_output_dir, trainer)
+        callback = PliantCallback(trainer, "topk", timeout_s=20)
+        trainer.train(None, SimpleNamespace(number=0))
+        trainer.train(trial=SimpleNamespace(number=1))
+        trainer.train()
+
+    pliant.run_world(1, rank)
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("rank0.pt")}
+    assert found == {f"{folder}checkpoint-4/pliant/rank0.pt" for folder in ("run-0/", "run-1/", "")}
+
+
+def play(monkeypatch, ours, *modules):
+    """Let stand-ins be imported in the place of a framework, by a module of ours that is loaded anew."""
+    for module in modules:
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(sys.modules, ours, None)  # so that what was there comes back in the end
+    del sys.modules[ours]
+
+
+@pytest.fixture
+def lightning(monkeypatch):
+    """Stand-in for the strategy that ours is derived from, which saves nothing itself."""
+
+    class DDPStrategy:
+        precision_plugin = SimpleNamespace()
+
+        def setup(self, trainer): ...
+
+        def save_checkpoint(self, checkpoint, filepath, storage_options): ...
+
+        def remove_checkpoint(self, filepath): ...
+
+    names = "lightning", "lightning.pytorch", "lightning.pytorch.strategies"
+    modules = [types.ModuleType(name) for name in names]
+    modules[-1].DDPStrategy = DDPStrategy
+    play(monkeypatch, "pliant.integrations.lightning", *modules)
+
+
+def begin_lightning(context, checkpoint=None):
+    from pliant.integrations.lightning import PliantStrategy
+
+    strategy = PliantStrategy("topk", timeout_s=20)
+    strategy.setup(SimpleNamespace(ckpt_path=checkpoint, loggers=[]))
+    strategy.model, strategy.global_rank = new_ddp(context), context.rank
+    strategy.optimizers = [torch.optim.SGD(strategy.model.parameters(), lr=0.1)]
+    strategy.on_train_start()
+    return strategy
+
+
+def test_lightnings_checkpoints_may_lie_in_a_bucket(lightning):
+    """Any path that fsspec knows, as Lightning takes it; what is beside a checkpoint goes with it."""
+    path, files = "memory://runs/a.ckpt", MemoryFileSystem()
+
+    def rank(context):
+        strategy = begin_lightning(context)
+        train(strategy.model, strategy.optimizers[0], context.rank, range(2))
+        strategy.save_checkpoint({"optimizer_states": []}, path)
+        strategy.on_train_end()
+        strategy = begin_lightning(context, path)
+        steps, found = strategy.run.steps, sorted(files.find("/runs"))
+        strategy.on_train_end()
+        strategy.remove_checkpoint(path)
+        return steps, found
+
+    assert pliant.run_world(2, rank) == [(2, [f"/runs/a.ckpt.pliant/rank{k}.pt" for k in range(2)])] * 2
+    assert files.find("/runs") == []
+
+
+def test_each_rank_removes_its_part_of_lightnings_checkpoint_from_its_own_hosts_disk(lightning, tmp_path):
+    """The first rank also removes what more ranks of an earlier run have left."""
+
+    def rank(context):
+        strategy = begin_lightning(context)
+        path = f"{tmp_path}/host{context.rank // 2}/a.ckpt"
+        strategy.save_checkpoint({"optimizer_states": []}, path)
+        if context.rank == 0:
+            Path(f"{path}.pliant/rank9.pt").touch()
+        strategy.remove_checkpoint(path)
+        strategy.on_train_end()
+
+    pliant.run_world(3, rank)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["host0", "host1"]
+
+
 @pytest.fixture
 def ray_train(monkeypatch):
     """Stand-in for Ray Train, of one worker, which keeps what is reported."""
-    train, collective = (types.ModuleType(name) for name in ("ray.train", "ray.train.collective"))
-    kept = []
-    train.report = lambda metrics, **more: kept.append((metrics, more))
+    ray, train, collective = map(types.ModuleType, ("ray", "ray.train", "ray.train.collective"))
+    ray.train, train.kept = train, []
+    train.report = lambda metrics, **more: train.kept.append((metrics, more))
     train.get_checkpoint = lambda: None
     train.Checkpoint = SimpleNamespace(from_directory=lambda folder: SimpleNamespace(path=folder))
     collective.broadcast_from_rank_zero = lambda value: value
-    ray = types.ModuleType("ray")
-    ray.train, train.kept = train, kept
-    for name, module in (("ray", ray), ("ray.train", train), ("ray.train.collective", collective)):
-        monkeypatch.setitem(sys.modules, name, module)
-    before = sys.modules.pop("pliant.integrations.ray", None)
-    yield train
-    del sys.modules["pliant.integrations.ray"]
-    if before is not None:
-        sys.modules["pliant.integrations.ray"] = before
+    play(monkeypatch, "pliant.integrations.ray", ray, train, collective)
+    return train
+
+
+def test_a_worker_of_ray_goes_on_from_what_it_has_reported(ray_train, tmp_path):
+    """What steps cost is in the metrics, and its part of the run in the checkpoint, if it gives one."""
+    from pliant.integrations.ray import relax
+
+    def rank(context):
+        ended = []
+        for loads in (False, True):
+            model = new_ddp(context, seed=loads)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            if loads:
+                ray_train.get_checkpoint = lambda: SimpleNamespace(as_directory=lambda: nullcontext(tmp_path))
+                for part, saved in zip((model, optimizer), torch.load(tmp_path / "training.pt"), strict=True):
+                    part.load_state_dict(saved)
+            with relax(model, optimizer, "topk", timeout_s=20) as run:
+                if not loads:
+                    train(model, optimizer, context.rank, range(2))
+                    ray_train.report({"loss": 1.0, "pliant/step_s": "mine"}, checkpoint=None)
+                    torch.save((model.state_dict(), optimizer.state_dict()), tmp_path / "training.pt")
+                    ray_train.report({}, checkpoint=SimpleNamespace(path=tmp_path))
+                assert run.steps == 2
+                train(model, optimizer, context.rank, range(2, 4))
+                ended.append(weights(model).clone())
+            ray_train.report({"loss": 0.5})
+        return ended
+
+    ((before, after),) = pliant.run_world(1, rank)
+    assert torch.equal(before, after)
+    assert (tmp_path / "pliant" / "rank0.pt").is_file()
+    first, saved, closed, *_ = ray_train.kept
+    assert first[0]["loss"] == 1.0
+    assert first[0]["pliant/step_s"] == "mine"  # the worker's own
+    assert first[0].keys() >= {"pliant/exposed_s", "pliant/sent_bytes"}
+    assert (first[1]["checkpoint"], closed[1]["checkpoint"]) == (None, None)
+    assert saved[1]["checkpoint"].path == tmp_path
 
 
 def test_a_worker_that_was_given_another_checkpoint_has_no_open_run(ray_train, tmp_path):

@@ -31,8 +31,7 @@ class Watches(TrainerCallback):
     def on_step_begin(self, args, state, control, model, **_):
         self.apart.append(not torch.equal(*of_all(flat(model))))
         if self.dies and state.global_step == 5:
-            dist.barrier()
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
 
 
 def train(name, plan, checkpoint, dies=False, **more):

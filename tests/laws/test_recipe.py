@@ -80,6 +80,11 @@ def copy(tmp_path_factory):
             path.write_text(text)
         done["row" if path.name in ("codecs.py", "registry.py") else "file"] += 1
     assert done == {"file": 2, "row": 2}
+    # Of one name the first distribution counts: an installed laboratory, of this tree or another, is not looked for.
+    (folder / "src/pliant_bench-0.dist-info").mkdir()
+    (folder / "src/pliant_bench-0.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: pliant-bench\nVersion: 0\n"
+    )
     return folder
 
 

@@ -1,5 +1,7 @@
 """Topologies that cannot be emulated, and those that ask for too much."""
 
+from dataclasses import replace
+
 import pytest
 
 from pliant.network import emulate_cluster, feasible
@@ -25,6 +27,18 @@ def link(source="a", target="b", bytes_per_s=1e6, **figures):
         (Topology(hosts=AB, links=(link(bytes_per_s=9.0),)), r"a to b has 72bit, .* at least 8kbit \(--scale"),
         (Topology(hosts=(Host(name="a", send_bytes_per_s=9.0),)), "a out has 72bit"),
         (Topology(hosts=AB, links=(link(bytes_per_s=1e9, latency_s=0.5),)), "330251 packets on their way, but at most"),
+        (  # whose rate the hosts alone limit
+            Topology(hosts=(AB[0], Host(name="b", receive_bytes_per_s=1e9)), links=(link(bytes_per_s=0, latency_s=1),)),
+            "a to b has 8gbit and 1s, and so 660502 packets",
+        ),
+        (
+            Topology(hosts=(AB[0], Host(name="b", receive_bytes_per_s=1e9, delay_s=0.5))),
+            "b in has 8gbit and 500ms, and so 330251 packets on their way, but at most 100000",
+        ),
+        (
+            Topology(hosts=(*(Host(name=name, send_bytes_per_s=5e8) for name in "ac"), Host(name="b", delay_s=0.5))),
+            "b in has 8gbit and 500ms, and so 330251 packets",
+        ),
     ],
 )
 def test_what_no_machine_can_emulate_is_refused(topology, words):
@@ -35,6 +49,12 @@ def test_what_no_machine_can_emulate_is_refused(topology, words):
 @pytest.mark.parametrize("name", WORLDS)
 def test_worlds_can_be_emulated_at_a_scale(name):
     require_possible(world(name, 0.0001 if name == "islands" else 0.05))
+
+
+def test_a_delay_that_no_packet_or_no_known_rate_has_is_not_refused():
+    late = Host(name="b", receive_bytes_per_s=1e9, delay_s=0.5)
+    require_possible(Topology(hosts=(AB[0], late), links=(link(bytes_per_s=1e6),)))  # which has a delay of its own
+    require_possible(Topology(hosts=(AB[0], replace(late, receive_bytes_per_s=0.0))))
 
 
 def test_rates_add_up_as_far_as_they_limit():

@@ -1,5 +1,6 @@
 """What a plan asks of the optimizer, by the papers' formulas; applying it, and taking it back."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import pliant
 from planner.examples import WORKLOAD
 from pliant.algorithms import plan_of
 from pliant.planner import advise, apply
+from pliant.spec import Host, Topology
 
 DDP = plan_of(pliant.allreduce())
 WORK = replace(WORKLOAD, batch_size=32)
@@ -93,6 +95,25 @@ def test_a_paragraph_says_all_and_why():
     assert "An update takes 4 ranks' batches instead of one rank's batch" in unsaid
     with pytest.raises(ValueError, match="give at least one rank"):
         advise(WORK, 0, DDP)
+
+
+NORMED = replace(WORK, tensors=tuple(replace(t, layer=t.layer.replace("Layer", "Batch")) for t in WORK.tensors))
+
+
+def links(delay_s):
+    return Topology(hosts=tuple(Host(name=f"h{k}", delay_s=delay_s) for k in range(2)))
+
+
+def test_buffers_stay_with_their_ranks_where_a_round_trip_is_long_beside_a_step():
+    given = {"topology": links(0.125), "step_s": 1.0}
+    said = advise(NORMED, 2, DDP, **given)
+    assert said.sentence.endswith("let ranks wait for each other; give DDP broadcast_buffers=False.")
+    assert "a round trip of 250ms where a step takes 1s" in said.paragraph
+    for other in ({"step_s": 2.6}, {"step_s": math.nan}, {"topology": None}, {"topology": links(0.0), "step_s": 0.0}):
+        assert advise(NORMED, 2, DDP, **{**given, **other}).buffers_reason == ""
+    assert advise(WORK, 2, DDP, **given).buffers_reason == ""  # no BatchNorm
+    assert advise(replace(NORMED, num_shards=2), 2, DDP, **given).buffers_reason == ""
+    assert advise(NORMED, 2, plan_of(pliant.local_sgd()), **given).buffers_reason == ""  # ranks have their own anyway
 
 
 @pytest.mark.parametrize("kind", [float, torch.tensor])

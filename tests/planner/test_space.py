@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 import pliant
 from planner.examples import FLAT, TWO_A_HOST, WORKLOAD
 from pliant.algorithms import parse, plan_of
+from pliant.netmodel import Overheads
 from pliant.planner import BASELINES, Gene, Genome, Quality, Space, schedules
 from pliant.planner.schedules import with_schedules
 from pliant.simulator import scheduled, scheduled_codes, simulate
@@ -268,6 +269,15 @@ def test_a_schedule_is_chosen_for_the_machines_and_the_pause_before_its_sums(mon
         with_schedules(plan_of(parse(node)), work, Topology(hosts=hosts))
     first_s = min(tensor.ready_s for tensor in work.tensors)
     assert asked == [(2.5 + first_s, "pcie"), (4 * 3.5, "pcie")]
+
+
+def test_a_schedule_is_chosen_for_the_costs_that_were_measured(monkeypatch):
+    asked = []
+    monkeypatch.setattr(schedules, "fastest_schedule", lambda num, places, costs, **_: asked.append(costs.message_s))
+    given = plan_of(parse("allreduce(schedule=auto)"))
+    for measured in (Overheads(message_s=0.5), None):
+        with_schedules(given, WORKLOAD, FLAT, measured)
+    assert asked == [0.5, Overheads().message_s]
 
 
 @pytest.fixture(params=["float32", "bfloat16"])

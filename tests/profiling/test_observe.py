@@ -312,6 +312,33 @@ def test_a_step_with_an_overflow_counts_for_nothing():
     assert "gradients of 1 looked at" in pliant.run_world(2, body)[0].provenance
 
 
+def test_what_one_rank_alone_cannot_observe_is_said_on_all():
+    """Else the others would wait for what it never sends."""
+
+    def body(place):
+        model, said = nn.Linear(3, 3), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        for blind, num_steps in ((place.rank == 1, 2), (False, 2 - place.rank)):
+            seen = pliant.observe(
+                model, optimizer, steps=2, warmup_steps=0, gradient_steps=0, group=place.process_group, timeout_s=30
+            )
+            for _ in range(num_steps):
+                x = torch.ones(1, 3)
+                (nn.functional.linear(x, model.weight, model.bias) if blind else model(x)).sum().backward()
+                optimizer.step()
+            with pytest.raises((RuntimeError, ValueError)) as told:
+                seen.workload()
+            seen.close()
+            said.append(str(told.value))
+        return said
+
+    (blind, few), (own_blind, own_few) = pliant.run_world(2, body, timeout_s=60)
+    assert blind == f"rank 1 could not, and so no rank does. Rank 1: {own_blind}"
+    assert few == f"rank 1 could not, and so no rank does. Rank 1: {own_few}"
+    assert "the start of backward was not seen" in own_blind
+    assert "needs 2 steps, but saw 1" in own_few
+
+
 def test_what_cannot_be_observed_is_said():
     model = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

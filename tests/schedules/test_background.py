@@ -1,6 +1,7 @@
 """Schedules that are improved beside training: all ranks change in the same call, and back if it was for the worse."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from pliant.comm import run_world
 from pliant.netmodel import Overheads
 from pliant.schedules import Collective, SolverOptions, SparseAllReduce, background, candidates, merge_blocks
 from pliant.schedules.background import BackgroundSolver, SolverJob, SolverProcess
+from pliant.schedules.dense import dense_task
 from schedules.cases import hosts, random_collective
 from schedules.test_execute import bitmap, inputs, true_sum
 from waiting import dawdle
@@ -108,6 +110,35 @@ def test_blocks_that_come_no_more_hold_up_no_other_search(monkeypatch):
     one, other = bitmap(2, 0.4, 1, 40), bitmap(2, 0.4, 2, 40)
     calls(2, [one] * 6 + [other] * 30, (), monkeypatch)
     assert Found.made == 2
+
+
+class Vain:
+    """In the place of a search that ends at once, with nothing that is faster."""
+
+    def __init__(self, task):
+        self.task = task
+
+    def has_ended(self):
+        return True
+
+    def result(self):
+        return SimpleNamespace(cost=SimpleNamespace(total_s=1.0))
+
+    def close(self):
+        pass
+
+
+def test_many_kinds_of_dense_sums_do_not_keep_each_other_out(monkeypatch):
+    """As of a model with many buckets: all come in turn, and each is searched for after so many calls."""
+    monkeypatch.setattr(background, "SolverProcess", Vain)
+    solver, kinds = BackgroundSolver(ASKED, hosts([1, 1]), Overheads()), [str(k).encode() for k in range(100)]
+    for _ in range(ASKED.after + 1):
+        assert not solver.has_settled(kinds)
+        for kind in kinds:
+            assert solver.decide() == "stay"
+            solver.note_call(kind, dense_task(1000, 2), lambda _: 1.0, 0.1, pause_s=0.1, is_dense=True)
+    assert solver.decide() == "stay"
+    assert solver.has_settled(kinds)
 
 
 def test_a_search_that_fails_holds_up_nobody(monkeypatch):

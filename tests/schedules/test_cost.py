@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from pliant.netmodel import Links, Overheads, PointToPoint
+from pliant.netmodel import Links, Overheads, PointToPoint, overheads_of
 from pliant.schedules.collective import Collective, merge_blocks
 from pliant.schedules.cost import lower_bound_s, predict_cost
+from pliant.schedules.dense import dense_candidates
 from pliant.schedules.family import build_schedule, halving, mixed_radix
 from pliant.schedules.owners import greedy_owners, one_owner, solve_owners, spread_owners
 from pliant.schedules.refine import improve_owners
-from pliant.schedules.select import candidates
+from pliant.schedules.select import ScheduleSelector, candidates
 from pliant.spec import Host, Link, Topology
 from schedules.cases import hosts, problems, racks, random_collective
 
@@ -49,6 +50,21 @@ def test_overheads_by_hand():
         predict_cost(build_schedule(full, [0, 1], mixed_radix((2,))), full, hosts([3]))
     with pytest.raises(ValueError, match="rates and the wire's factor above 0"):
         Overheads(wire_factor=0.0)
+
+
+def test_without_other_overheads_those_of_the_machines_count():
+    """Everywhere: a family that is predicted with other costs than what it is held against would be chosen wrongly."""
+    alike = hosts([1] * 4)
+    topology = replace(alike, hosts=tuple(replace(host, machine="t4") for host in alike.hosts))
+    full, known = dense(4, 1_000_000), overheads_of(topology)
+    assert known != Overheads()
+    assert lower_bound_s(full, topology) == lower_bound_s(full, topology, known)
+    for found in (candidates, lambda *given: dense_candidates(4_000_000, *given[1:])):
+        given = merge_blocks(full), topology
+        assert found(*given) == found(*given, known)
+        assert found(*given) != found(*given, Overheads())
+    for solver in (ScheduleSelector(topology), ScheduleSelector(topology, known)):
+        assert solver.overheads == known
 
 
 def test_flows_that_share_an_interface_by_hand():

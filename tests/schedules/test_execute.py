@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from pliant.collectives.rounds import RoundsComm
 from pliant.comm import RecordedComm, run_world
 from pliant.schedules import (
     Collective,
@@ -152,6 +153,22 @@ def test_sparse_sums_follow_what_ranks_hold(num_ranks):
         for held, (x, schedule), (_, first) in zip(steps, results, all_ranks[0], strict=True):
             assert torch.equal(x, true_sum(held, numels, torch.float32))
             assert schedule == first
+
+
+def test_bitmaps_go_by_the_comm_that_is_given_for_them():
+    """As one that gathers short rows in few rounds, whose receives stand."""
+    numels, held = [5] * 40, bitmap(3, 0.3, 1, 40)
+
+    def body(place):
+        gather = RecordedComm(RoundsComm(place.comm, torch.device("cpu")))
+        summed = SparseAllReduce(numels, hosts([1] * 3), place.comm, like=torch.empty(200), gather=gather)
+        for _ in range(3):
+            x = inputs(place.rank, held, numels, torch.float32, whole=True)
+            summed(x, held[place.rank])
+            assert torch.equal(x, true_sum(held, numels, torch.float32))
+        return gather.calls["all_gather"], gather.sent_bytes
+
+    assert run_world(3, body) == [(3, 3 * 2 * 40 // 8)] * 3
 
 
 def test_what_is_wrong_is_found_before_anything_moves():

@@ -12,6 +12,7 @@ from worlds import run
 
 import pliant
 from pliant.codecs import tensor_hash
+from tables import default_dtype
 
 pytestmark = [pytest.mark.processes]
 
@@ -75,6 +76,21 @@ def test_coded_shards_stay_close_and_all_ranks_compute_with_the_same_weights(siz
             assert equal, name
             residual = "full" if name.startswith("plain") else ROWS[name][0].gradients.residual
             assert (owed > 0) == (residual != "none"), name
+
+
+def under_default_dtypes() -> bool:
+    ends = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = build(width=8)
+        optimizer = adamw(model)
+        what = pliant.sharded(gradients="int4", weights="differences(int4)")
+        with default_dtype(dtype), pliant.relax(model, optimizer, what, timeout_s=60):
+            ends.append(train(model, optimizer, 2))
+    return torch.equal(*ends)
+
+
+def test_another_default_dtype_of_torch_changes_nothing_of_shards():
+    assert run(2, under_default_dtypes) == [True, True]
 
 
 REUSED = {

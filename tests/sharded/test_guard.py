@@ -13,8 +13,10 @@ import pliant
 from pliant.algorithms.plans import plan_of
 from pliant.autotune import tuner
 from pliant.autotune.quality_probe import QualityProbe
+from pliant.comm.fsdp_private import param_groups
 from pliant.engine.shard_exchanges import ShardExchanges
 from pliant.engine.shard_groups import GroupScatter
+from pliant.engine.trial import Snapshot
 from pliant.netmodel import PRESETS
 from pliant.planner import Gene, Genome
 from pliant.spec import Sharded
@@ -37,7 +39,7 @@ def adopt():
         yield
 
     tuner.AutoTuner._choose = choose
-    tuner.probe = lambda comm, budget_s, connections: None
+    tuner.probe = lambda comm, **_: None
     tuner.measure_machine = lambda comm, budget_s: PRESETS["cpu-core"]
 
 
@@ -128,6 +130,25 @@ def test_a_sound_plan_stays():
         assert left is None, told
         assert still
         assert not records
+
+
+def put_back() -> bool:
+    """Return whether a copy that was made while the root was gathered brings this rank's shards back."""
+    model = build(width=8)
+    optimizer = adamw(model)
+    take_steps(model, optimizer, 1)
+    shards = [p.to_local() for group in param_groups(model) for p in group.parameters]
+    loss(model, 0)  # after which FSDP2 keeps the root's weights gathered
+    before, copy = [shard.clone() for shard in shards], Snapshot(model, [optimizer])
+    model.reshard()
+    take_steps(model, optimizer, 1)
+    moved = not any(map(torch.equal, shards, before))
+    copy.restore()
+    return moved and all(map(torch.equal, shards, before)) and not copy.spoiled
+
+
+def test_a_copy_made_in_the_midst_of_a_pass_is_of_the_shards():
+    assert run(2, put_back) == [True, True]
 
 
 def probed():

@@ -5,12 +5,12 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.distributed as dist
-from gpt import adamw, apart, build, loss, train
+from gpt import adamw, apart, build, loss, train, whole
 from torch import nn
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from worlds import run
 
 import pliant
@@ -141,6 +141,61 @@ def test_gradients_that_are_reduced_in_16_bits_reach_replicas_before_they_are_ca
         assert error < 1e-3
 
 
+def accumulated(mesh: tuple[int, int], what) -> tuple[float, float, float]:
+    """Train with and without `set_requires_all_reduce`; return how far from torch, and apart, and the bytes' ratio."""
+    ends, sent = [], []
+    for relaxes, defers in ((False, True), (True, True), (True, False)):
+        model = build(width=8, mesh=init_device_mesh("cpu", mesh, mesh_dim_names=("replica", "shard")))
+        optimizer = adamw(model)
+        with pliant.relax(model, optimizer, what, timeout_s=60) if relaxes else nullcontext() as run_:
+            for step in range(3):
+                for part in range(3):
+                    model.set_requires_all_reduce(part == 2 or not defers)
+                    (loss(model, 7 * step + part) / 3).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            sent.append(run_.stats()["sent_bytes"] if relaxes else 0)
+        ends.append(whole(model))
+    return apart(ends[1], ends[0]), apart(ends[2], ends[1]), sent[2] / sent[1]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "what"),
+    [
+        ((2, 1), "allreduce"),
+        pytest.param((2, 2), "allreduce", marks=pytest.mark.extended),
+        pytest.param((2, 1), "local_sgd(1)", marks=pytest.mark.extended),
+        pytest.param((2, 2), pliant.sharded(gradients="allreduce", replicas="allreduce"), marks=pytest.mark.extended),
+    ],
+)
+def test_replicas_average_once_for_all_passes_that_defer_it(mesh, what):
+    for from_torch, from_each_pass, ratio in run(mesh[0] * mesh[1], accumulated, mesh, what):
+        assert from_torch <= 1e-6 or what == "local_sgd(1)"  # under which weights are averaged, behind AdamW
+        assert from_each_pass <= 1e-6
+        assert what != "allreduce" or ratio == pytest.approx(3)
+
+
+def given_up() -> float:
+    """Return how far from torch training goes on behind a pass that was to be averaged later, and is given up."""
+    ends = []
+    for relaxes in (False, True):
+        model = build(width=8, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replica", "shard")))
+        optimizer = adamw(model)
+        with pliant.relax(model, optimizer, "allreduce", timeout_s=60) if relaxes else nullcontext():
+            model.set_requires_all_reduce(False)
+            loss(model, 50).backward()
+            model.reset_iter_state()
+            optimizer.zero_grad()
+            model.set_requires_all_reduce(True)
+            ends.append(train(model, optimizer, 2))
+    return apart(ends[1], ends[0])
+
+
+@pytest.mark.skipif(not hasattr(FSDPModule, "reset_iter_state"), reason="torch 2.13 and later forget a pass")
+def test_gradients_that_torch_forgets_are_not_kept_for_a_later_average():
+    assert max(run(2, given_up)) <= 1e-6
+
+
 def at_their_own_pace() -> list:
     """Replicas end after different numbers of steps; return a state of the optimizer from each."""
     model = build(mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replica", "shard")))
@@ -178,6 +233,25 @@ def after_a_skip() -> tuple[float, float]:
 def test_a_pass_after_a_skipped_step_computes_with_the_weights_of_the_exchange_that_it_caught_up_with():
     (first, again), (other, other_again) = run(2, after_a_skip)
     assert first == again == other == other_again
+
+
+def with_the_momentum() -> bool:
+    model = build(width=8, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replica", "shard")))
+    optimizer = pliant.OneBitAdam(model.parameters(), lr=1e-3, warmup_steps=2)
+    with pliant.relax(model, optimizer, "allreduce", timeout_s=60) as run_:
+        train(model, optimizer, 1)
+        run_.switch("onebit_adam")
+        slots = run_.state_dict()[f"rank{dist.get_rank()}"]["slots"]
+        same = all(
+            torch.equal(slots[name]["momentum"], optimizer.state[p]["exp_avg"].to_local())
+            for name, p in model.named_parameters()
+        )
+        train(model, optimizer, 3, first=1)
+    return same and any(bool(own["momentum"].any()) for own in slots.values())
+
+
+def test_an_exchange_of_momenta_begins_with_those_that_the_optimizer_has_of_its_shards():
+    assert run(2, with_the_momentum) == [True, True]
 
 
 class Halves(nn.Module):
@@ -218,6 +292,44 @@ def test_a_pass_that_leaves_out_parameters_is_refused_or_sends_zeros_among_repli
         assert "gave gradients to a part of the model itself only" in told
         assert "call set_reduce_scatter_unused_params(True) on the model" in told
         assert finite == "finite True, 0 groups left over"
+
+
+def with_others_trained(what, mesh: tuple[int, ...]) -> list[str]:
+    """Return what is said where a layer is frozen after relax(), and where one is trained that was frozen then."""
+    torch.manual_seed(0)
+    names = {"mesh_dim_names": ("replica", "shard")} if len(mesh) > 1 else {}
+    model = fully_shard(Halves(), mesh=init_device_mesh("cpu", mesh, **names))
+    optimizer, told, made = adamw(model), [], 0
+    for trains in (True, False):
+        before = len(told)
+        model.first.requires_grad_(trains)
+        with pliant.relax(model, optimizer, what, timeout_s=60) as run_:
+            for changes in (False, True):
+                model.first.requires_grad_(trains != changes)
+                optimizer.zero_grad()
+                try:
+                    model(torch.randn(3, 4), both=True).square().mean().backward()
+                    optimizer.step()
+                except RuntimeError as error:
+                    told.append(str(error))
+            made += 2 - (len(told) - before)
+            assert run_.steps == made  # of the optimizer, in both runs
+    return told
+
+
+@pytest.mark.parametrize(
+    ("what", "mesh"),
+    [("onebit", (2, 1)), (pliant.sharded(gradients="int4"), (2,)), (pliant.sharded(gradients="allreduce"), (2,))],
+)
+def test_a_layer_that_is_trained_or_frozen_later_is_refused_with_a_cure_that_fits(what, mesh):
+    for told in run(2, with_others_trained, what, mesh):
+        if isinstance(what, str) or what.gradients.codec is not None:
+            assert len(told) == 2
+            assert all("first.weight, first.bias were frozen, or trained anew, after relax()" in each for each in told)
+        else:
+            assert len(told) == 1  # exact means do not mix up parameters
+            assert "nothing exchanges, since they were frozen" in told[0]
+        assert all("close() the run and call relax() again" in each for each in told)
 
 
 def evaluated(what, mesh: tuple[int, int]) -> tuple[float, float, bool, bool]:

@@ -33,6 +33,8 @@ def exposed_s(plan, topology, workload=SHORT, **more):
         ("allreduce(few_rounds=true)", 2),
         ("choco", 1),
         ("topk", 1),
+        ("topk(0.1)", 1),
+        ("topk(0.9)", 6),  # so many bytes go around a ring
         ("gossip", 1),
         ("gossip(free=true)", 0),
         ("allreduce", 12),  # a ring's six turns, which ask by themselves
@@ -42,6 +44,15 @@ def test_a_round_takes_the_way_there_and_the_way_back_unless_receives_stand(name
     late, near = (exposed_s(plan_for(pliant.parse(name)), cluster(4, FAST, d)) for d in (DELAY_S, 0.0))
     hidden_s = SHORT.compute_s if name in ("choco", "gossip") else 0.0  # the hop is beside the next step's computing
     assert late - near == pytest.approx(max(delays * DELAY_S - hidden_s, 0.0), abs=2e-3)
+
+
+@pytest.mark.parametrize(("rows", "delays"), [(30, 1 + 2 + 2), (30_000, 1 + 6 + 6)])
+def test_few_sparse_rows_go_straight_and_many_around_a_ring(rows, delays):
+    """Numbers of rows are told in a delay, since their receives stand; indices and values have sizes of their own."""
+    table = TensorSpec(name="words", shape=(10**6, 8), dtype="float32", layer="", ready_s=0.02, sparse_rows=rows)
+    work = replace(SHORT, tensors=(table,))
+    late, near = (exposed_s(plan_for(pliant.allreduce()), cluster(4, FAST, d), work) for d in (DELAY_S, 0.0))
+    assert late - near == pytest.approx(delays * DELAY_S, abs=2e-3)
 
 
 @pytest.mark.parametrize("more", [{"nccl": "pcie"}, {"staging_bytes_per_s": 1e12}])

@@ -11,7 +11,8 @@ import pliant as p
 from pliant.simulator import IDEAL, KEYS, CostFeatures, simulate
 from pliant.simulator.prepared import prepare
 from pliant.simulator.simulate import BUCKET_BYTES, context_for, run
-from pliant.spec import Workload
+from pliant.simulator.turns import num_turns
+from pliant.spec import Sharded, Workload
 from pliant.spec.workload import ROOT_GROUP
 
 PLANS = {
@@ -134,6 +135,23 @@ def test_replicas_of_all_shards_exchange_side_by_side(replicas):
 
     assert delays_s(2) == pytest.approx(delays_s(1), rel=1e-6)
     assert delays_s(1) >= 0.1
+
+
+@pytest.mark.parametrize("what", [p.sharded(gradients="int4"), p.sharded(weights="bytegrad")])
+def test_receives_of_coded_shards_stand_on_cpus_alone(what):
+    """An accelerator, whose messages are staged, waits for the way back as well."""
+    on_cpu, staged = (
+        simulate(plan_for(what), blocks(), cluster(4, 1e30, 0.05), overheads=replace(IDEAL, staging_bytes_per_s=rate))
+        for rate in (0.0, 1e15)
+    )
+    assert staged.step_s >= on_cpu.step_s + 0.049
+
+
+@pytest.mark.parametrize(("num_shards", "turns"), [(0, 1), (4, 1), (2, 2), (1, 3), (8, 1)])
+def test_replicas_take_turns_by_their_own_number_not_that_of_hosts(num_shards, turns):
+    """Of eight ranks on two hosts; if nobody knows who shares a model, the ranks of a host do."""
+    context = context_for(blocks(num_shards=num_shards), cluster(2, ranks=4), IDEAL, ())
+    assert num_turns(Sharded(replicas=p.gossip()), context) == turns
 
 
 @pytest.mark.parametrize("gradients", [None, "bytegrad"])

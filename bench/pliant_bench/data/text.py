@@ -16,7 +16,7 @@ from pliant_bench.harness.metric import METRICS, Metric
 from pliant_bench.harness.tasks import sample_batch, steps_per_epoch
 from pliant_bench.models import CHARS_LENGTH, chars
 
-__all__ = ["Text", "load_text", "python_text"]
+__all__ = ["Text", "load_text", "python_text", "save_python_text"]
 
 _HOLD_OUT = 10
 _NOT_EVERYWHERE = {"site-packages", "dist-packages", "test", "tests", "idlelib"}
@@ -87,10 +87,28 @@ def python_text() -> Text:
 
     """
     folder = Path(sysconfig.get_path("stdlib"))
+    return _text_of(_sources(folder), folder, "sources (*.py)")
+
+
+def save_python_text(folder: Path) -> None:
+    """Write what `python_text` returns as a folder of text files, for a machine that has another Python.
+
+    Raises:
+        ValueError: The folder has files, which would be read as well.
+
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise ValueError(f"{folder} has files, which would be read with the text of Python; give an empty folder.")
+    for number, text in enumerate(_sources(Path(sysconfig.get_path("stdlib")))):
+        (folder / f"{number:05}.txt").write_text(text, encoding="utf-8")
+
+
+def _sources(folder: Path) -> list[str]:
     paths = [
         path for path in sorted(folder.rglob("*.py")) if _NOT_EVERYWHERE.isdisjoint(path.relative_to(folder).parts)
     ]
-    return _text_of([path.read_text(encoding="ascii", errors="replace") for path in paths], folder, "sources (*.py)")
+    return [path.read_text(encoding="ascii", errors="replace") for path in paths]
 
 
 def _text_of(texts: Sequence[str], folder: Path, what: str) -> Text:

@@ -24,7 +24,8 @@ def judged(scores: Floats, trials: Sequence[Trial], *, absolute: bool = True) ->
         absolute: Whether scores are times.
 
     Returns:
-        `pair`: the share of pairs in order, without those closer than twice their noise. `tau`: Kendall's tau-b.
+        `pair`: the share of pairs in order, without those closer than twice their noise. `tau`: Kendall's tau-b. Both
+        are left out where times have no order: of one plan, or of plans that cannot be told apart.
         `regret@k` for k of `TOPS`: by how much the best of the first k predicted is slower than the best of all.
         `error` and `p90`: the median and the 90 % quantile of the relative error of times.
 
@@ -35,8 +36,11 @@ def judged(scores: Floats, trials: Sequence[Trial], *, absolute: bool = True) ->
     clear = np.abs(times[i] - times[j]) > 2 * (noise[i] + noise[j])
     said, was = np.sign(scores[i] - scores[j]), np.sign(times[i] - times[j])
     order = np.argsort(scores)
-    found = {"pair": float((said == was)[clear].mean())}
-    found["tau"] = float(said @ was / np.sqrt((said @ said) * (was @ was)))
+    found: dict[str, float] = {}
+    if clear.any():
+        found["pair"] = float((said == was)[clear].mean())
+    if was.any():
+        found["tau"] = float(said @ was / (np.sqrt((said @ said) * (was @ was)) or 1.0))
     for k in TOPS:
         found[f"regret@{k}"] = float(times[order[:k]].min() / times.min() - 1)
     if absolute:

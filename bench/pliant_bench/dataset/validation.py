@@ -29,14 +29,17 @@ class ValidationGate:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Return means over all cells."""
-        return {key: statistics.mean(found[key] for found in self.cells.values()) for key in LIMITS}
+        """Return means over all cells, each over those that have the figure; one that no cell has is left out."""
+        found = {key: [cell[key] for cell in self.cells.values() if key in cell] for key in LIMITS}
+        return {key: statistics.mean(each) for key, each in found.items() if each}
 
     @property
     def is_open(self) -> bool:
-        """Whether all figures are within their limits."""
+        """Whether all figures are known and within their limits."""
+        found = self.figures
         return all(
-            found >= LIMITS[key] if key in _AT_LEAST else found <= LIMITS[key] for key, found in self.figures.items()
+            key in found and (found[key] >= limit if key in _AT_LEAST else found[key] <= limit)
+            for key, limit in LIMITS.items()
         )
 
     @property
@@ -49,7 +52,8 @@ class ValidationGate:
         lines = [f"| cell | {' | '.join(LIMITS)} |", f"|{'---|' * (1 + len(LIMITS))}"]
         rows = {**self.cells, "**mean**": self.figures}
         lines += [
-            f"| {name} | {' | '.join(_describe(key, found[key]) for key in LIMITS)} |" for name, found in rows.items()
+            f"| {name} | {' | '.join(_describe(key, found.get(key)) for key in LIMITS)} |"
+            for name, found in rows.items()
         ]
         lines += [f"| limit | {' | '.join(_describe(key, limit) for key, limit in LIMITS.items())} |", ""]
         lines += ["| family | runs | bias | error | simulated rows |", "|---|---|---|---|---|"]
@@ -91,5 +95,7 @@ def validate(cells: Sequence[MeasuredCell]) -> ValidationGate:
     return ValidationGate(cells=figures, bias=bias)
 
 
-def _describe(key: str, figure: float) -> str:
+def _describe(key: str, figure: float | None) -> str:
+    if figure is None:
+        return "-"
     return f"{figure:.2f}" if key in _AT_LEAST else f"{figure:.1%}"

@@ -6,16 +6,30 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from pliant.network.namespaces import die_with_parent
 from pliant_bench.faults.outcome import Diary, read_diary
 
-__all__ = ["Processes"]
+__all__ = ["Processes", "end_with_job"]
 
 _STACKS_S = 1.0
 _STACK_CHARS = 6000
+
+
+def end_with_job() -> None:
+    """Let the kernel kill this process, which a fork server has made, when its job ends, however that ends.
+
+    The server ends once nobody holds its pipe. It hands that to whatever it forks, so that children, whose parent it
+    is, would keep it alive.
+    """
+    server: Any = forkserver._forkserver  # pyright: ignore[reportPrivateUsage]  nothing public tells of the pipe
+    os.close(server._forkserver_alive_fd)
+    server._forkserver_alive_fd = None
+    die_with_parent(os.getppid())()
 
 
 class Processes:

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
 import pliant
-from pliant.network.namespaces import die_with_parent
 from pliant_bench.data.images import Images
 from pliant_bench.faults.diary_writer import DiaryWriter, Regroups
+from pliant_bench.faults.processes import end_with_job
 from pliant_bench.harness.arms import Arm, prepare
 from pliant_bench.harness.training import set_learning_rate
 
@@ -53,7 +53,7 @@ class Start:
 
 def run_rank(start: Start) -> None:
     """Train as a rank; exit code 1 says that an error ended it, which is in the diary."""
-    die_with_parent(os.getppid())()
+    end_with_job()
     folder = Path(start.folder)
     diary = DiaryWriter(folder / f"{start.rank}.jsonl")
     errors = (folder / f"{start.rank}.err").open("a")

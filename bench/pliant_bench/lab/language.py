@@ -1,22 +1,28 @@
-"""Language modelling at many sizes and batches, on text that every machine has."""
+"""Language modelling at many sizes and batches, on text that every machine has.
+
+``python -m pliant_bench.lab.language FOLDER`` writes that text into a folder, for a machine that has another Python.
+"""
 
 import functools
 import math
 import platform
+import sys
 from pathlib import Path
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from pliant_bench.data.fetch import given_folder
-from pliant_bench.data.text import Text, load_text, python_text
+from pliant_bench.data.text import Text, load_text, python_text, save_python_text
 from pliant_bench.lab.decoder import SIZES, Decoder
 from pliant_bench.lab.tasks import LabTask
 
-__all__ = ["first_rate", "language_task", "text_name"]
+__all__ = ["first_rate", "language_task", "save_text", "text_name"]
 
 _HELD_OUT_WINDOWS = 500
 _BASE_WINDOWS = 32
+_NAME = "NAME"
+"""File that says which text a folder has, if it is that of another machine."""
 
 
 def language_task(size: str, windows: int, ranks: int, steps: int, folder: str = "") -> LabTask:
@@ -54,7 +60,16 @@ def language_task(size: str, windows: int, ranks: int, steps: int, folder: str =
 
 def text_name(folder: str) -> str:
     """Return what says which text a folder stands for; perplexities of two texts cannot be compared."""
-    return str(Path(folder).resolve()) if folder else f"library of Python {platform.python_version()}"
+    if not folder:
+        return f"library of Python {platform.python_version()}"
+    name = Path(folder) / _NAME
+    return name.read_text(encoding="utf-8").strip() if name.exists() else str(Path(folder).resolve())
+
+
+def save_text(folder: Path) -> None:
+    """Write this machine's text and its name into a folder, so that trainings on it are those of this machine."""
+    save_python_text(folder)
+    (folder / _NAME).write_text(text_name("") + "\n", encoding="utf-8")
 
 
 def first_rate(size: str, windows: int) -> float:
@@ -75,3 +90,7 @@ def _text(folder: str) -> Text:
 def _train(folder: str) -> tuple[Tensor, Tensor]:
     windows = _text(folder).train.long()
     return windows[:, :-1], windows[:, 1:]
+
+
+if __name__ == "__main__":
+    save_text(Path(sys.argv[1]))

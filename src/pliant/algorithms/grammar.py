@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Never, cast, get_args, get_type_hints
 
 from pliant.algorithms.inputs import AlgorithmLike, as_codec_spec, node_of
-from pliant.algorithms.registry import algorithm_named, algorithm_names, row_of
+from pliant.algorithms.registry import algorithm_named, algorithm_names, row_of, why_unknown
 from pliant.spec import (
     CODECS,
     NODES,
@@ -140,9 +140,8 @@ def _build(name: str, key: str, args: list[Any], settings: dict[str, Any]) -> An
     if make is None and (row := row_of(name)) is not None:
         make = row.make
     if make is None:
-        raise ValueError(
-            f"there is no algorithm {name!r}; there are {', '.join(algorithm_names())}, and types of nodes."
-        )
+        said = f"there is no algorithm {name!r}; there are {', '.join(algorithm_names())}, and types of nodes"
+        raise ValueError(f"{why_unknown(said)}.")
     try:
         made = make(*args, **settings)
     except (TypeError, AttributeError) as error:  # a number where a node or a record belongs

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
 from pliant.algorithms.inputs import AlgorithmLike, HasGroups, node_of, ranks_of
 from pliant.algorithms.optimizer_states import moments_of, require_slow_momentum
 from pliant.spec import Custom, Exchange, SyncPlan
+from pliant.spec.installed import take_installed
 
 __all__ = [
     "ALGORITHMS",
@@ -24,6 +24,7 @@ __all__ = [
     "register",
     "row_of",
     "standard_text",
+    "why_unknown",
 ]
 
 
@@ -184,7 +185,6 @@ _STANDARD: Mapping[str, str] = MappingProxyType({old: name for name, row in ALGO
 
 _WORD = re.compile(r"""(?<![\w"'])[a-z_]\w*(?![\w"'])(?!\s*=)""")
 
-
 _OWN: dict[str, Row] = {}
 """Algorithms registered in this process, by the user or by an installed distribution."""
 
@@ -217,10 +217,14 @@ def register(
 
 
 @cache
-def _register_installed() -> None:
-    """Let each installed distribution that has algorithms register them."""
-    for found in entry_points(group="pliant.algorithms"):
-        found.load()()
+def _register_installed() -> tuple[str, ...]:
+    """Let each installed distribution that has algorithms register them; return why some could not, as clauses."""
+    return take_installed("pliant.algorithms", lambda registers: registers())
+
+
+def why_unknown(said: str) -> str:
+    """Return a clause on a name that is not known, and behind it which installed distributions could not be asked."""
+    return "; ".join((said, *_register_installed()))
 
 
 def row_of(name: str) -> Row | None:
@@ -246,10 +250,8 @@ def custom_algorithm(node: Custom) -> AlgorithmLike:
     """Return the registered algorithm that a node names. Raises ValueError if there is none."""
     row = row_of(node.name)
     if row is None:
-        raise ValueError(
-            f"the plan has the algorithm {node.name!r}, but nobody has registered it in this process; "
-            f"call pliant.register({node.name!r}, ...) on every rank before relax()."
-        )
+        said = f"the plan has the algorithm {node.name!r}, but nobody has registered it in this process"
+        raise ValueError(f"{why_unknown(said)}; call pliant.register({node.name!r}, ...) on every rank before relax().")
     return row.make(**node.settings)
 
 
@@ -267,10 +269,8 @@ def algorithm_named(name: str, optimizer: HasGroups | None = None) -> Exchange:
     """
     row = row_of(name)
     if row is None:
-        there = ", ".join(algorithm_names(bare=True))
-        raise ValueError(
-            f"there is no algorithm {name!r}; there are {there}, what you register(), or the path of a plan."
-        )
+        there = ", ".join((*algorithm_names(bare=True), "what you register()"))
+        raise ValueError(why_unknown(f"there is no algorithm {name!r}; there are {there}, or the path of a plan") + ".")
     if not row.bare:
         raise ValueError(f"{name!r} needs settings; write them behind it, as in {row.example!r}.")
     settings = row.from_optimizer(optimizer) if row.from_optimizer is not None and optimizer is not None else {}

@@ -17,6 +17,7 @@ from pliant.engine.plan_resolution import torchs_own
 from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.run import Run
 from pliant.engine.run_start import start_run
+from pliant.engine.sharded_model import num_shards_of
 from pliant.profiling.observe import Observation
 from pliant.spec import SyncPlan
 
@@ -67,8 +68,7 @@ def recall_for(held: RelaxedModel, auto: Auto, group: ProcessGroup) -> Recalled:
         return Recalled()
     comm = comm_by_host(group, _TIMEOUT_S, next(iter(held.parameters.values())).device)
     try:
-        num_shards = 0 if held.sharded is None else held.sharded.num_shards
-        recalled = recall(held.called, held.optimizer, auto, comm, num_shards)
+        recalled = recall(held.called, held.optimizer, auto, comm, num_shards_of(held.sharded))
     finally:
         comm.close()
     if recalled.known is not None and not recalled.known.base_s:

@@ -15,16 +15,27 @@ __all__ = ["begin"]
 
 
 def begin(folder: Path) -> None:
-    """Run the `sitecustomize` that this one hides, then wait for torch to be imported.
+    """Run the `sitecustomize` that this one hides, and wait for torch to be imported, whatever that one raises.
 
     Args:
         folder: Folder of this run, with its options; the verdict is written there.
 
     """
+    try:
+        _run_hidden(folder)  # its errors are Python's to report, as without Pliant
+    finally:
+        _wait_for_torch(folder)
+
+
+def _run_hidden(folder: Path) -> None:
     rest = [entry for entry in sys.path if entry != str(folder)]
     hidden = importlib.machinery.PathFinder.find_spec("sitecustomize", rest)
     if hidden is not None and hidden.loader is not None:
-        hidden.loader.exec_module(importlib.util.module_from_spec(hidden))
+        module = sys.modules["sitecustomize"] = importlib.util.module_from_spec(hidden)
+        hidden.loader.exec_module(module)
+
+
+def _wait_for_torch(folder: Path) -> None:
     try:
         from pliant.attachment.imports import after_import
     except ImportError:
@@ -34,6 +45,8 @@ def begin(folder: Path) -> None:
     def attach() -> None:
         import multiprocessing  # torch has it already
 
+        if not folder.exists():  # the command has ended, and left this process behind
+            return
         from pliant.attachment.attachment import Attachment
 
         if "RANK" in os.environ and multiprocessing.parent_process() is None:

@@ -1,11 +1,13 @@
 """Steps of a script's optimizers, heard by torch's global hooks: where a step of the whole training ends."""
 
 import os
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 __all__ = ["StepEnds"]
 
@@ -23,31 +25,21 @@ class StepEnds:
 
     def __init__(self, call: Callable[[list[Optimizer]], None]) -> None:
         self._call, self._pid = call, os.getpid()
-        self._depth = 0
-        """Calls of step() that are under way: a subclass calls its base's."""
         self._round: list[Optimizer] = []
         self._complete = False
         """Whether all optimizers of a round are known."""
-        self._handles = [
-            register_optimizer_step_pre_hook(self._begin),
-            register_optimizer_step_post_hook(self._end),
-        ]
+        self._handle = register_optimizer_step_post_hook(self._end)
 
     def close(self) -> None:
-        """Remove the hooks from torch."""
-        for handle in self._handles:
-            handle.remove()
+        """Remove the hook from torch."""
+        self._handle.remove()
 
     def keep(self, optimizers: list[Optimizer]) -> None:
         """Let a round consist of these only; others are not heard."""
         self._round, self._complete = optimizers, True
 
-    def _begin(self, *_: Any) -> None:
-        self._depth += 1
-
     def _end(self, optimizer: Optimizer, *_: Any) -> None:
-        self._depth -= 1
-        if self._depth or os.getpid() != self._pid:
+        if os.getpid() != self._pid or _is_within_another(sys._getframe(1)):  # pyright: ignore[reportPrivateUsage]
             return
         if not self._complete:
             if not any(each is optimizer for each in self._round):
@@ -56,3 +48,14 @@ class StepEnds:
             self._complete = True
         if self._round and optimizer is self._round[-1]:
             self._call(self._round)
+
+
+def _is_within_another(step: FrameType) -> bool:
+    """Say whether a call of step() was made by another, as a subclass calls its base's: torch wraps both alike.
+
+    Calls are not counted, since one that raises ends unheard.
+    """
+    caller = step.f_back
+    while caller is not None and caller.f_code is not step.f_code:
+        caller = caller.f_back
+    return caller is not None

@@ -1,6 +1,7 @@
 """Plan that is in force while a tuner chooses: its guard, the way back from it, and what is said of it."""
 
 import logging
+import math
 
 from pliant.autotune.bounds import BoundViolation
 from pliant.autotune.monitor import FAILED
@@ -12,8 +13,9 @@ from pliant.autotune.trials import TunableRun
 from pliant.comm.base import Comm
 from pliant.engine.attachments import AttachedTuner
 from pliant.engine.joint_optimizer import optimizer_name
+from pliant.engine.relaxed_model import strip_wrappers
 from pliant.planner import OWN_EXCHANGE, Gene, Genome, advise
-from pliant.spec import SyncPlan, Workload
+from pliant.spec import SyncPlan, Topology, Workload
 
 __all__ = ["PlanInForce"]
 
@@ -66,15 +68,17 @@ class PlanInForce(AttachedTuner):
         """Set the explanation to the current state, followed by the earlier choice, if there was one."""
         self.explanation = f"{progress}\nBefore: {self._chosen_why}" if self._chosen_why else progress
 
-    def _advise(self, workload: Workload) -> str:
-        """Say what the plan in force asks of the optimizer; the same on all ranks."""
-        ranks = self._comm.size
+    def _advise(self, workload: Workload, topology: Topology | None = None, step_s: float = math.nan) -> str:
+        """Say what the plan in force asks of the optimizer, and of DDP; the same on all ranks."""
+        ranks, broadcasts = self._comm.size, getattr(strip_wrappers(self._run.model), "broadcast_buffers", False)
         self.advice = advise(
             workload,
             ranks,
             self._run.plan,
             optimizer=optimizer_name(self._run.optimizer),
             tuned_for=(self._auto.tuned_for_ranks or ranks) * workload.batch_size,
+            topology=topology if broadcasts else None,
+            step_s=step_s,
         )
         return self.advice.paragraph
 
@@ -99,6 +103,18 @@ class PlanInForce(AttachedTuner):
         if self._comm.rank == 0:
             _log.warning(why)
         self.explanation = f"{why}\n{self._advise(workload)}\nBefore: {self.explanation}"
+
+    def _leave(self, workload: Workload) -> bool:
+        """Put torch's own exchange in force for a search; say whether the plan had not failed by then. Collective.
+
+        If it had, its step times tell nothing of the exchange that has taken its place.
+        """
+        plan = self._run.plan
+        why = self._guard.leave()
+        if why:
+            self._note_fallback(plan, why)
+            self._advise(workload)
+        return not why
 
     def _note_fallback(self, plan: SyncPlan, why: str) -> None:
         """Say that an adopted plan was undone, and refuse what is in it from now on; nothing if it has not failed."""

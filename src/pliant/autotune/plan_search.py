@@ -65,7 +65,8 @@ class PlanSearch:
     @cached_property
     def plan_of(self) -> Callable[[Genome], SyncPlan]:
         """Function that returns the plan of a genome, with schedules for the network."""
-        return partial(scheduled_plan, workload=self.conditions.workload, topology=self.conditions.topology)
+        known = self.conditions
+        return partial(scheduled_plan, workload=known.workload, topology=known.topology, overheads=known.overheads)
 
     def try_plans(self, *, pays: bool) -> Steps[SearchResult | None]:
         """Try the plans that the first rank asks for; return the result of the search there, and None elsewhere.

@@ -120,7 +120,14 @@ class Recalled:
             self._store.write(self._last)
 
 
-def recall(model: nn.Module, optimizer: Optimizer, auto: Auto, comm: Comm, num_shards: int = 0) -> Recalled:
+def recall(
+    model: nn.Module,
+    optimizer: Optimizer,
+    auto: Auto,
+    comm: Comm,
+    num_shards: int = 0,
+    hosts: Sequence[Sequence[int]] | None = None,
+) -> Recalled:
     """Look for experience of this training. Collective: the first rank reads, and tells the others what it found.
 
     The plan of an earlier run may be put in force at once if shapes, types, shards, optimizer, hosts, ranks of each and
@@ -132,11 +139,12 @@ def recall(model: nn.Module, optimizer: Optimizer, auto: Auto, comm: Comm, num_s
         auto: Options.
         comm: Ranks of the run.
         num_shards: Ranks among which parameters are divided; 0 for a whole model.
+        hosts: Ranks of each host; those of each machine if None.
 
     """
     if auto.experience is None:
         return Recalled()
-    names, places = ranks_of_hosts(comm, None, in_order=False)
+    names, places = ranks_of_hosts(comm, hosts, in_order=False)
     kind = optimizer_name(optimizer)
     setup = setup_of(module_of(model), kind, auto.quality, names, [len(place) for place in places], num_shards)
     if not holds_on_all(comm, broadcast_text(setup.file_name, comm) == setup.file_name):

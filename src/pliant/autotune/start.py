@@ -1,5 +1,7 @@
 """Start of a tuner on a run."""
 
+from collections.abc import Sequence
+
 from pliant.autotune.options import Auto
 from pliant.autotune.recall import Recalled, recall
 from pliant.autotune.trials import TunableRun
@@ -16,7 +18,12 @@ _KNOWN_STEPS = 1
 
 
 def start_tuning(
-    run: TunableRun, auto: Auto, comm: Comm, observation: Observation | None = None, recalled: Recalled | None = None
+    run: TunableRun,
+    auto: Auto,
+    comm: Comm,
+    observation: Observation | None = None,
+    recalled: Recalled | None = None,
+    hosts: Sequence[Sequence[int]] | None = None,
 ) -> AutoTuner:
     """Attach a tuner, which chooses and monitors the run's plan from here on. Collective.
 
@@ -26,17 +33,18 @@ def start_tuning(
         comm: Of the run.
         observation: Of steps that were made before the run began; None to observe the next ones.
         recalled: What earlier runs have left; None to look for it.
+        hosts: Ranks of each host; those of each machine if None.
 
     Raises:
         ValueError: The comm is not over Gloo, through which links are measured, or ranks of a host do not follow each
             other.
 
     """
-    _require_links(comm)
+    _require_links(comm, hosts)
     own = duplicate(comm)
-    recalled = recalled or recall(run.model, run.optimizer, auto, own, run.num_shards)
+    recalled = recalled or recall(run.model, run.optimizer, auto, own, run.num_shards, hosts)
     watched = observation or observe_run(run, WATCHED_STEPS if recalled.known is None else _KNOWN_STEPS)
-    return AutoTuner(run, auto, watched, own, recalled)
+    return AutoTuner(run, auto, watched, own, recalled, hosts)
 
 
 def resume_tuning(run: TunableRun, auto: Auto, comm: Comm, recalled: Recalled) -> AutoTuner:
@@ -53,11 +61,11 @@ def resume_tuning(run: TunableRun, auto: Auto, comm: Comm, recalled: Recalled) -
             other.
 
     """
-    _require_links(comm)
+    _require_links(comm, None)
     return AutoTuner(run, auto, None, duplicate(comm), recalled)
 
 
-def _require_links(comm: Comm) -> None:
+def _require_links(comm: Comm, hosts: Sequence[Sequence[int]] | None) -> None:
     """Raise ValueError now for ranks whose links no probe could measure, and not in a step of the training."""
     require_gloo(comm)
-    ranks_of_hosts(comm, None)
+    ranks_of_hosts(comm, hosts)

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pliant.autotune.coordination import holds_on_all
@@ -48,6 +49,7 @@ class AutoTuner(PlanInForce):
         observation: Of the run's first steps; None to begin from conditions that are known.
         comm: Over a group that nothing else uses.
         recalled: What earlier runs have left; nothing if None.
+        hosts: Ranks of each host; those of each machine if None.
 
     """
 
@@ -60,9 +62,10 @@ class AutoTuner(PlanInForce):
         observation: Observation | None,
         comm: Comm,
         recalled: Recalled | None = None,
+        hosts: Sequence[Sequence[int]] | None = None,
     ) -> None:
         super().__init__(run, auto, comm, recalled or Recalled())
-        self._observation = observation
+        self._observation, self._hosts = observation, hosts
         self.choice: Choice | None = None
         """Outcome of the last search; None until one has ended."""
         self.prospects: Prospects | None = None
@@ -100,7 +103,7 @@ class AutoTuner(PlanInForce):
     def _tune(self) -> Steps[None]:
         yield from self._watch()
         self._searches = Searches(self._auto)
-        hold_steps, result = _HOLD_STEPS, None
+        hold_steps, before, result = _HOLD_STEPS, "", None
         expected_s = yield from self._choose_again()
         if expected_s is None and self._observation is None:
             self._observation = observe_run(self._run, WATCHED_STEPS)
@@ -108,9 +111,6 @@ class AutoTuner(PlanInForce):
             self._searches.limits = self._auto
         workload = self.watched.workload
         while True:
-            before = self._run.plan.hash
-            if result is not None:
-                self._note_fallback(self._run.plan, self._guard.leave())
             if result is not None or expected_s is None:
                 expected_s = yield from self._choose(workload, self._measure_links(result), result)
             if result is not None:
@@ -119,11 +119,14 @@ class AutoTuner(PlanInForce):
             result = yield from self._monitor(hold_steps, math.nan if expected_s is None else expected_s)
             if result.at_once:
                 self._searches.forget_last()
-            while result.violation is not None or not self._auto.may_search(result.step_s, self._run.steps):
+            while True:
+                before = self._run.plan.hash
                 if result.violation is not None:
                     self._give_up(result.violation, workload)
-                else:
+                elif not self._auto.may_search(result.step_s, self._run.steps):
                     self._auto = replace(self._auto, watch=False)  # the rest is too short for another search
+                elif self._leave(workload):
+                    break
                 result = yield from self._monitor(hold_steps)
             self._searches.limits = self._auto = self._auto.limited(result.step_s, self._run.steps)
             if self._comm.rank == 0:
@@ -146,11 +149,11 @@ class AutoTuner(PlanInForce):
             self._overheads = Overheads.of(measure_machine(self._comm, budget_s=self._auto.probe_s / 5))
         found, budget_s = None, self._auto.probe_s
         if result is None:
-            found = self.watched.topology(self._comm)
+            found = self.watched.topology(self._comm, self._hosts)
         else:
             budget_s = self._short.probe_s(result.step_s, budget_s)
         budget_s = min(budget_s, _OF_TIMEOUT * self._comm.timeout_s)
-        return found or probe(self._comm, budget_s=budget_s, connections=self._comm.connections)
+        return found or probe(self._comm, budget_s=budget_s, connections=self._comm.connections, hosts=self._hosts)
 
     def _choose_again(self) -> Steps[float | None]:
         """Put the plan of an earlier run in force; return its step time, or None if conditions are others now."""
@@ -218,7 +221,11 @@ class AutoTuner(PlanInForce):
             decision = replace(decision, gains=(), adopted=False, expected_s=math.nan)
         why = search.explain(found, decision, "" if self.prospects is None else self.prospects.text)
         self.choice = decision.choice(self._exact.plan("auto"), 0 if found is None else len(found.trials))
-        self.explanation = self._chosen_why = "\n".join([why, self._advise(workload), *self._rejected.failures])
+        step_s = decision.expected_s
+        if result is None and not decision.adopted and math.isnan(step_s):
+            step_s = self.watched.step_s  # of torch's own exchange, or of that in 16 bits
+        advice = self._advise(workload, topology, step_s)
+        self.explanation = self._chosen_why = "\n".join([why, advice, *self._rejected.failures])
         return decision.expected_s
 
     def _new_search(

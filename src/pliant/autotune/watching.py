@@ -1,6 +1,6 @@
 """First steps of a run, and what they say of the model and of its links."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pliant.autotune.coordination import holds_on_all, slowest_s
@@ -33,9 +33,9 @@ class WatchedSteps:
     message_s: float
     """Time of one of this rank's messages."""
 
-    def topology(self, comm: Comm) -> Topology | None:
+    def topology(self, comm: Comm, hosts: Sequence[Sequence[int]] | None) -> Topology | None:
         """Return hosts and links by the steps' own messages, or None where a probe is needed. Collective."""
-        return topology_of_messages(comm, self.bytes_per_s, self.message_s, comm.connections)
+        return topology_of_messages(comm, self.bytes_per_s, self.message_s, comm.connections, hosts)
 
 
 def observe_run(run: TunableRun, num_steps: int) -> Observation:

@@ -1,12 +1,15 @@
 """The one binary. A subcommand is imported only when it is chosen, so that each starts as fast as it can."""
 
 import sys
+from collections.abc import Mapping
 from importlib import import_module
-from importlib.metadata import entry_points, version
+from importlib.metadata import version
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from pliant.spec.installed import take_installed
 
 __all__ = ["COMMANDS", "main"]
 
@@ -35,10 +38,15 @@ def main() -> None:
     name, *rest = arguments[debug:] or ["--help"]
     if name == "--version":
         print(f"pliant, version {version('pliant')}")
-    elif name == "--help":
-        _list_commands()
-    elif name not in (commands := _commands()):
-        _fail(f"there is no command {name!r}; there are {', '.join(commands)}; pliant-bench adds bench and others.")
+        return
+    commands, failures = (COMMANDS, ()) if name in COMMANDS else _commands()
+    if name == "--help":
+        _list(commands)
+        for failure in failures:
+            _say(f"{failure}.")
+    elif name not in commands:
+        said = f"there is no command {name!r}; there are {', '.join(commands)}; pliant-bench adds bench and others"
+        _fail("; ".join((said, *failures)) + ".")
     else:
         try:
             _load(name, commands[name][0])(args=rest, prog_name=f"pliant {name}")
@@ -48,14 +56,11 @@ def main() -> None:
             _fail(str(error))
 
 
-def _commands() -> dict[str, tuple[str, str]]:
-    """Return the subcommands: Pliant's own, then what entry points of the group ``pliant.commands`` hold."""
-    return COMMANDS | {
-        name: command
-        for found in entry_points(group="pliant.commands")
-        for name, command in found.load().items()
-        if name not in COMMANDS
-    }
+def _commands() -> tuple[dict[str, tuple[str, str]], tuple[str, ...]]:
+    """Return Pliant's subcommands and those of the group ``pliant.commands``, and why some could not be loaded."""
+    added = dict[str, tuple[str, str]]()
+    failures = take_installed("pliant.commands", added.update)
+    return COMMANDS | added | COMMANDS, failures
 
 
 def _load(name: str, where: str) -> typer.Typer:
@@ -67,9 +72,9 @@ def _load(name: str, where: str) -> typer.Typer:
     return app
 
 
-def _list_commands() -> None:
+def _list(commands: Mapping[str, tuple[str, str]]) -> None:
     table = Table.grid(padding=(0, 3))
-    for name, (_, text) in _commands().items():
+    for name, (_, text) in commands.items():
         table.add_row(f"  {name}", text)
     console = Console()
     console.print("Data-parallel training that bends to the network it has.\n")
@@ -77,8 +82,12 @@ def _list_commands() -> None:
     console.print(table)
 
 
-def _fail(sentence: str) -> None:
+def _say(sentence: str) -> None:
     Console(stderr=True).print(f"pliant: {sentence}", style="red", markup=False, highlight=False)
+
+
+def _fail(sentence: str) -> None:
+    _say(sentence)
     sys.exit(2)
 
 

@@ -14,7 +14,6 @@ from rich.table import Table
 from pliant.cli import inputs
 from pliant.netmodel import Overheads
 from pliant.planner import (
-    Advice,
     CodecErrors,
     FrontierPoint,
     Genome,
@@ -131,8 +130,7 @@ def plan(
     best = replace(found[0][0].plan("planned"), provenance=_provenance(within, error_budget, seed))
     predicted = simulate(best, training, network, overheads=known, slowdown=slowdown)
     shown = _show(limits_text(training, network, allowed, points, steps_s), found, space, seeds)
-    advice = advise(training, network.num_ranks, best, optimizer=optimizer, tuned_for=tuned_for)
-    _tell(best, predicted, CodecErrors(training).of(best), advice)
+    _tell(best, predicted, optimizer, tuned_for)
     _tell_limits(allowed, whose, earlier)
     _write_files(best, predicted, points, shown, out=out, trace=trace, json_file=json_file)
 
@@ -225,7 +223,18 @@ def _require_same_model(earlier: Experience, training: Workload) -> None:
         )
 
 
-def _tell(plan: SyncPlan, predicted: Simulated, error: float | None, advice: Advice) -> None:
+def _tell(plan: SyncPlan, predicted: Simulated, optimizer: str, tuned_for: int) -> None:
+    training, network = predicted.prepared.context.workload, predicted.prepared.context.topology
+    error = CodecErrors(training).of(plan)
+    advice = advise(
+        training,
+        network.num_ranks,
+        plan,
+        optimizer=optimizer,
+        tuned_for=tuned_for,
+        topology=network,
+        step_s=predicted.step_s,
+    )
     lost = "" if not error else f"; relative squared error of the gradient, as measured: {error:.3g}"
     for line in (
         f"\n{plan}",

@@ -144,8 +144,20 @@ def _on_hosts(hosts: _Emulated, command: list[str], environment: dict[str, str])
 
 
 def _tell(verdict: RunVerdict, out: Path | None, json_file: Path | None) -> None:
-    Console(stderr=True).print("\n" + verdict.text(), markup=False, highlight=False, soft_wrap=True)
-    if out is not None and verdict.plan is not None:
-        save(from_json(SyncPlan, json.dumps(verdict.plan)), out)
+    said = "" if out is None else _write_plan(verdict, out)
+    Console(stderr=True).print(f"\n{verdict.text()}{said}", markup=False, highlight=False, soft_wrap=True)
     if json_file is not None:
         write_atomically(json_file, verdict.as_json())
+
+
+def _write_plan(verdict: RunVerdict, out: Path) -> str:
+    """Write the plan that was adopted; return a line on a file of an earlier run where there is none."""
+    if verdict.plan is not None:
+        save(from_json(SyncPlan, json.dumps(verdict.plan)), out)
+        return ""
+    if not out.exists():
+        return ""
+    if not verdict.decided:
+        return f"\n{out} is still that of an earlier run, since this one has not come to a decision."
+    out.unlink()
+    return f"\n{out}, of an earlier run, was removed, since this one has adopted no plan."

@@ -10,6 +10,7 @@ from pliant.codecs.kernels.reference_scan import hash_there
 __all__ = [
     "all_finite",
     "content_hash",
+    "drop_nonfinite",
     "finite_flag",
     "first_nonfinite",
     "keep_unless",
@@ -77,6 +78,12 @@ def _worst(x: Tensor) -> tuple[Tensor, Tensor]:
 def keep_unless(condition: Tensor, kept: Tensor, value: Tensor) -> None:
     """Let a tensor become a value of its shape if the condition, bool () on its device, holds; nobody waits for it."""
     torch.where(condition, value, kept, out=kept)
+
+
+def drop_nonfinite(x: Tensor) -> None:
+    """Set what is NaN or Inf in x, any shape, to 0, in place; on an accelerator nobody waits to know if anything is."""
+    if is_accelerator(x.device) or not all_finite(x):
+        x.nan_to_num_(0.0, 0.0, 0.0)
 
 
 def first_nonfinite(x: Tensor) -> int:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pliant.codecs.checks import check_decode, check_encode, check_settings, fold_seed
+from pliant.codecs.finite import drop_nonfinite
 from pliant.codecs.kernels import kernels_for
 
 __all__ = ["BlockCodec", "SparsifyingCodec"]
@@ -158,7 +159,12 @@ class SparsifyingCodec(ABC):
             self.decode_add(payload, out)
 
     def clear_sent(self, payload: Tensor, x: Tensor) -> None:
-        """Take from x, (numel,), what the payload carries of it: zero is left where elements are sent as they are."""
+        """Take from x, (numel,), what the payload carries of it: zero is left where elements are sent as they are.
+
+        Elements that have overflowed become zero whether they were sent or not: they poison this payload, and no later
+        one.
+        """
         check_decode(self.name, payload, x, self.nbytes(x.numel()))
         if x.numel():
             self.kernel_clear(payload, x)
+            drop_nonfinite(x)

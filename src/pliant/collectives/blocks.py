@@ -13,9 +13,10 @@ from pliant.collectives.averaging import ShortVectorAverage
 from pliant.collectives.bit_masks import pack_bits, unpack_bits
 from pliant.collectives.block_grid import BlockGrid
 from pliant.collectives.compressed import CompressedAverage
-from pliant.collectives.rounds import comm_for_rows
+from pliant.collectives.rounds import RoundsComm, comm_for_rows
 from pliant.comm.base import Comm
 from pliant.layouts.blocks import values_bytes
+from pliant.layouts.rounds import is_short
 from pliant.spec import ValueBits
 
 __all__ = [
@@ -140,7 +141,8 @@ class LeaderMask:
     """Selection by one rank for all. Bytes: (n-1) masks out of the leader, one into each other rank."""
 
     def __init__(self, grid: BlockGrid, comm: Comm) -> None:
-        self._grid, self._comm = grid, comm_for_rows(comm, grid.parts.mask_bytes, grid.device)
+        in_rounds = is_short(grid.parts.mask_bytes) and not comm.prefers_collectives
+        self._grid, self._comm = grid, RoundsComm(comm, grid.device) if in_rounds else comm
 
     def __call__(self, chosen: Tensor | None, leader: int) -> Tensor:
         """Return the leader's choice, bool (num_blocks,); the others give None."""

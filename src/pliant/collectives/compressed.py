@@ -2,17 +2,18 @@
 
 from collections.abc import Generator
 from functools import cached_property
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from pliant.accelerator import is_accelerator
-from pliant.codecs import Codec, FusedOwner, all_finite, encode_feedback, finite_flag
+from pliant.codecs import Codec, FusedOwner, all_finite, encode_feedback, finite_flag, keep_unless
 from pliant.collectives.halves import FromOwners, OwnerGather, OwnerReduction, ToOwners
 from pliant.collectives.pieces import cut_evenly, piece_bytes, pieces_of
 from pliant.collectives.rounds import RoundsComm
 from pliant.collectives.symmetric import GatherFromOwners, SwapToOwners
-from pliant.comm.base import Comm, Work
+from pliant.comm.base import Comm, Work, ends_what_is_sent
 from pliant.layouts.rounds import codes_in_rounds, forwards
 
 __all__ = ["CompressedAverage"]
@@ -96,8 +97,8 @@ class CompressedAverage:
     def __call__(self, x: Tensor, seed: int, residual: Tensor | None = None) -> None:
         """Replace x, float32 (numel,), by the mean over ranks. With residual, (numel,), errors are fed back.
 
-        The seed is the same on all ranks. If x or the mean is not finite, results are poisoned on every rank that
-        decodes them, and the residual keeps its value there.
+        The seed is the same on all ranks. If x or the mean is not finite, or overflows the codec, results are poisoned
+        on every rank that decodes them, and the residual keeps its value there.
         """
         for _ in self.stages(x, seed, residual):
             pass
@@ -109,21 +110,23 @@ class CompressedAverage:
         """
         if self._comm.size == 1:
             return
-        scattered = self._to_owners.send(x, residual, seed + self._comm.rank + 1)
-        if self._overlaps:
-            yield
-        gathered = []
-        for k in range(self._from_owners.num_rounds):
-            if k < len(self._mine):
-                piece = self._mine[k]
-                owed = None if residual is None else piece.of(residual)
-                self._own_step(k, scattered, piece.of(x), owed, seed)
-                self._to_owners.stand(k)
-            gathered.append(self._from_owners.send(k))
-        if self._overlaps:
-            yield
-        self._from_owners.decode(gathered, x)
-        self._to_owners.wait(scattered)
+        scattered, gathered = self._to_owners.send(x, residual, seed + self._comm.rank + 1), list[Work]()
+        under_way = [*chain.from_iterable(scattered)]
+        with ends_what_is_sent(under_way):
+            if self._overlaps:
+                yield
+            for k in range(self._from_owners.num_rounds):
+                if k < len(self._mine):
+                    piece = self._mine[k]
+                    owed = None if residual is None else piece.of(residual)
+                    self._own_step(k, scattered, piece.of(x), owed, seed)
+                    self._to_owners.stand(k)
+                gathered.append(self._from_owners.send(k))
+                under_way.append(gathered[-1])
+            if self._overlaps:
+                yield
+            self._from_owners.decode(gathered, x)
+            self._to_owners.wait(scattered)
 
     def _own_step(self, k: int, scattered: list[list[Work]], total: Tensor, owed: Tensor | None, seed: int) -> None:
         """Add up piece k of this owner, and replace it by the decoded mean."""
@@ -143,28 +146,16 @@ class CompressedAverage:
             total.add_(owed)
 
     def _take_mean(self, k: int, total: Tensor, owed: Tensor | None, seed: int) -> None:
-        """Divide the sum of piece k of this owner, and encode and decode its mean."""
-        total.div_(self._comm.size)
-        if owed is not None and is_accelerator(total.device):
-            self._encode_mean(k, total, owed, seed)
-        elif owed is None or not all_finite(total):
-            self._codec.encode(total, self._mean[k], seed)
-        elif not self._owner_feedback:
-            self._codec.encode(total, self._mean[k], seed)
-            owed.zero_()
-        else:
-            error = self._error[: len(total)].zero_()
-            encode_feedback(self._codec, total, error, self._mean[k], seed)
-            torch.mul(error, self._comm.size, out=owed)
-        self._codec.decode(self._mean[k], total)
+        """Divide the sum of piece k of this owner, and encode and decode its mean.
 
-    def _encode_mean(self, k: int, mean: Tensor, owed: Tensor, seed: int) -> None:
-        """Encode the mean of piece k, and keep the residual where it is not finite, without waiting for the device."""
-        finite = finite_flag(mean)
-        if not self._owner_feedback:
-            self._codec.encode(mean, self._mean[k], seed)
-            owed.masked_fill_(finite, 0.0)
-            return
-        error = self._error[: len(mean)].zero_()
-        encode_feedback(self._codec, mean, error, self._mean[k], seed)
-        owed.copy_(torch.where(finite, error.mul_(self._comm.size), owed))
+        A mean that is not finite, or overflows the codec, leaves the residual alone: no step will use it.
+        """
+        total.div_(self._comm.size)
+        error = None if owed is None else self._error[: len(total)].zero_()
+        if error is not None and self._owner_feedback:
+            encode_feedback(self._codec, total, error, self._mean[k], seed)
+        else:
+            self._codec.encode(total, self._mean[k], seed)
+        self._codec.decode(self._mean[k], total)
+        if owed is not None and error is not None:
+            keep_unless(finite_flag(total), owed, error.mul_(self._comm.size))

@@ -10,7 +10,7 @@ from pliant.comm.base import Comm, PeerTensors
 from pliant.comm.standing import StandingReceives
 from pliant.spec import Graph
 
-__all__ = ["CodedNeighborAverage", "NeighborAverage"]
+__all__ = ["CodedNeighborAverage", "NeighborAverage", "require_same_neighbours"]
 
 
 class NeighborAverage:
@@ -90,11 +90,7 @@ class CodedNeighborAverage:
     def __init__(
         self, codec: Codec, graph: Graph, numel: int, comm: Comm, *, gamma: float, device: torch.device
     ) -> None:
-        if graph.period(comm.size) != 1:
-            raise ValueError(
-                f"coded gossip needs the same neighbours in every step, but a graph of kind {graph.kind!r} changes "
-                "them; use ring, exponential, grid, complete or matrix, or gossip in full precision."
-            )
+        require_same_neighbours(graph, comm.size)
         self._codec, self._comm, self._gamma = codec, comm, gamma
         mixing = graph.mixing(0, comm.size)
         self._row = mixing[comm.rank]
@@ -128,3 +124,12 @@ class CodedNeighborAverage:
         x.sub_(replicas[self._comm.rank], alpha=self._gamma * sum(self._row[j] for j in self.sources))
         for j in self.sources:
             x.add_(replicas[j], alpha=self._gamma * self._row[j])
+
+
+def require_same_neighbours(graph: Graph, num_ranks: int) -> None:
+    """Raise ValueError for a graph in which the neighbours of so many ranks change from step to step."""
+    if graph.period(num_ranks) != 1:
+        raise ValueError(
+            f"coded gossip needs the same neighbours in every step, but a graph of kind {graph.kind!r} changes them; "
+            "use ring, exponential, grid, complete or matrix, or gossip in full precision."
+        )

@@ -1,6 +1,7 @@
 """Comm whose gathers, sums, all-to-alls and broadcasts of short rows take few rounds, for any number of ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from pliant.collectives.scratch import Scratch
 from pliant.comm.base import Comm, EndedWork, PeerTensors, ReduceOp, Work, require_contiguous, require_numel
 from pliant.comm.standing import StandingReceives
 from pliant.comm.wrapped import WrappedComm
-from pliant.layouts.rounds import is_short, rounds_among
+from pliant.layouts.rounds import gathers_in_rounds, rounds_among
 
 __all__ = ["RoundsComm", "comm_for_rows"]
 
@@ -27,11 +28,13 @@ class _Coming:
     def __init__(self, comm: Comm, rows: Tensor, rounds: Sequence[Sequence[tuple[int, int]]]) -> None:
         self.rows, parts = rows, iter(rows[1:].split([count for each in rounds for _, count in each]))
         self.received: list[PeerTensors] = [[(rank, next(parts)) for rank, _ in each] for each in rounds]
+        self.last: Work = EndedWork()
+        """Gather before, which needs the rows as long as it is under way."""
         self._receives = StandingReceives(comm, self.received)
 
-    def exchange(self, k: int, sends: PeerTensors) -> None:
+    def exchange(self, k: int, sends: PeerTensors) -> Work:
         """Send the messages of round k, and receive those to this rank."""
-        self._receives.exchange(sends, k).wait()
+        return self._receives.exchange(sends, k)
 
     def stand(self) -> None:
         """Let receives stand for the next call. All that has come is read by now."""
@@ -39,15 +42,28 @@ class _Coming:
             self._receives.stand(k)
 
 
+class _Gather:
+    """Gather whose last round is under way; what is left to do is done once somebody waits for it."""
+
+    def __init__(self, work: Work, finish: Callable[[], None]) -> None:
+        self._work, self._finish = work, finish
+
+    def wait(self) -> None:
+        self._work.wait()
+        finish, self._finish = self._finish, lambda: None
+        finish()
+
+
 class RoundsComm(WrappedComm):
     """Carries out all_gather, reduce_scatter, all_to_all and broadcast in few rounds (`layouts.rounds`).
 
-    Each call returns when it has ended. A rank keeps rows in the order of ranks around the circle, its own first, so
-    that the rows of a message lie one after another. Receives of calls that come again, with rows of the same size,
-    stand (`StandingReceives`), but for those of broadcasts, whose roots change. Bytes out and in, in rows: size - 1 of
-    a gather or a sum; of an all-to-all those that are forwarded in each round, at 64 ranks 112. A rank adds what comes
-    to what it has in the order of the ranks that it comes from: so sums in one round are in the order of ranks. In a
-    broadcast the ranks that have it send it on as in a gather.
+    Each call returns when it has ended, but for gathers, which return when their last round is under way; the next one
+    of the same size first ends the one before. A rank keeps rows in the order of ranks around the circle, its own
+    first, so that the rows of a message lie one after another. Receives of calls that come again, with rows of the same
+    size, stand (`StandingReceives`), but for those of broadcasts, whose roots change. Bytes out and in, in rows:
+    size - 1 of a gather or a sum; of an all-to-all those that are forwarded in each round, at 64 ranks 112. A rank adds
+    what comes to what it has in the order of the ranks that it comes from: so sums in one round are in the order of
+    ranks. In a broadcast the ranks that have it send it on as in a gather.
 
     Args:
         comm: Ranks that exchange.
@@ -60,7 +76,11 @@ class RoundsComm(WrappedComm):
         super().__init__(comm)
         self._rounds, self._buffers, self._device = rounds_among(comm.size, num_rounds), Scratch(device), device
         self._kinds: dict[tuple[str, int, torch.dtype], _Coming] = {}
-        self._moved = [[torch.tensor(hop.rows, device=device) for hop in hops] for hops in self._rounds]
+
+    @cached_property
+    def _moved(self) -> list[list[Tensor]]:
+        """Rows of an all-to-all that go with each message of each round."""
+        return [[torch.tensor(hop.rows, device=self._device) for hop in hops] for hops in self._rounds]
 
     @property
     def prefers_collectives(self) -> bool:
@@ -71,13 +91,20 @@ class RoundsComm(WrappedComm):
         require_contiguous(out, x)
         require_numel("all_gather", out, self.size * x.numel())
         coming = self._coming("gather", x, [[(at, count) for at, count, _ in hops] for hops in self._rounds])
+        coming.last.wait()
         circle = coming.rows
         circle[0].copy_(x.view(-1))
+        work: Work = EndedWork()
         for k, hops in enumerate(self._rounds):
-            coming.exchange(k, [(self._at(-at), circle[:count]) for at, count, _ in hops])
-        _turn(circle, self.rank, out.view_as(circle))
-        coming.stand()
-        return EndedWork()
+            work.wait()
+            work = coming.exchange(k, [(self._at(-at), circle[:count]) for at, count, _ in hops])
+
+        def finish() -> None:
+            _turn(circle, self.rank, out.view_as(circle))
+            coming.stand()
+
+        coming.last = _Gather(work, finish)
+        return coming.last
 
     def reduce_scatter(self, out: Tensor, x: Tensor, op: ReduceOp = "sum") -> Work:
         if op != "sum":
@@ -89,7 +116,7 @@ class RoundsComm(WrappedComm):
         rounds = self._rounds[::-1]
         coming = self._coming("sum", out, [[(-at, count) for at, count, _ in hops] for hops in rounds])
         for k, hops in enumerate(rounds):
-            coming.exchange(k, [(self._at(at), circle[at : at + count]) for at, count, _ in hops])
+            coming.exchange(k, [(self._at(at), circle[at : at + count]) for at, count, _ in hops]).wait()
             kept = circle[: hops[0].distance]
             total = self._buffers.take("total", tuple(kept.shape), x.dtype).zero_()
             for _, part in sorted([(self.rank, kept), *coming.received[k]], key=lambda each: each[0]):
@@ -112,7 +139,7 @@ class RoundsComm(WrappedComm):
             leaving = sent[: sum(counts)].split(counts)
             for rows, part in zip(moved, leaving, strict=True):
                 torch.index_select(circle, 0, rows, out=part)
-            coming.exchange(k, [(self._at(hop.distance), part) for hop, part in zip(hops, leaving, strict=True)])
+            coming.exchange(k, [(self._at(hop.distance), part) for hop, part in zip(hops, leaving, strict=True)]).wait()
             for rows, (_, part) in zip(moved, coming.received[k], strict=True):
                 circle.index_copy_(0, rows, part)
         _turn(circle.flip(0), self._at(1), out.view_as(circle))  # row j has come from the rank j before this one
@@ -145,11 +172,12 @@ class RoundsComm(WrappedComm):
 
 
 def comm_for_rows(comm: Comm, row_bytes: int, device: torch.device) -> Comm:
-    """Return a comm that gathers or broadcasts rows of so many bytes in few rounds if they are short, else the comm.
+    """Return a comm that gathers rows of so many bytes in few rounds where that is better than a ring, else the comm.
 
     A comm that prefers collectives keeps its own.
     """
-    return RoundsComm(comm, device) if is_short(row_bytes) and not comm.prefers_collectives else comm
+    in_rounds = not comm.prefers_collectives and gathers_in_rounds(row_bytes, comm.size)
+    return RoundsComm(comm, device) if in_rounds else comm
 
 
 def _turn(rows: Tensor, places: int, out: Tensor) -> None:

@@ -1,6 +1,7 @@
 """Protocol of a comm: a rank, a size, and the calls by which ranks communicate."""
 
 from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -16,6 +17,7 @@ __all__ = [
     "ReduceOp",
     "Work",
     "duplicate",
+    "ends_what_is_sent",
     "require_contiguous",
     "require_numel",
     "waited_for",
@@ -71,7 +73,7 @@ class Work(Protocol):
     def wait(self) -> None:
         """Block until it is done (on CUDA: until the current stream may use the result). Raises CommError.
 
-        Once it has returned, waiting again returns at once.
+        Once it has returned, waiting again returns at once; once it has raised, waiting again raises.
         """
         ...
 
@@ -82,6 +84,25 @@ def waited_for(work: Work) -> Generator[None]:
         yield
     finally:
         work.wait()
+
+
+@contextmanager
+def ends_what_is_sent(works: Sequence[Work]) -> Generator[None]:
+    """Wait for messages under way where a block ends before its time: what is left behind would meet later ones.
+
+    Args:
+        works: What the block has begun, and adds to.
+
+    """
+    try:
+        yield
+    except CommError:  # one of them has failed, and with it the connections
+        raise
+    except BaseException:  # also of a generator that is closed within the block
+        for work in works:
+            with suppress(CommError):
+                work.wait()
+        raise
 
 
 class EndedWork:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
-from pliant.comm.fsdp_waits_private import Call, WrappedWaits, inner_place
+from pliant.comm.fsdp_waits_private import RESET, Call, WrappedWaits, inner_place
 from pliant.comm.torch_errors import Explain, watched
 from pliant.spec.workload import ROOT_GROUP
 
@@ -109,6 +109,13 @@ class ParamGroup:
         return [getattr(each, "_unsharded_param", None) for each in self.raw.fsdp_params]
 
     @property
+    def stand_ins(self) -> dict[int, Any]:
+        """Id of what stands in a module for a parameter while a pass goes on -> the sharded parameter."""
+        places = ("_unsharded_param", "_sharded_post_forward_param")
+        found = ((getattr(each, place, None), each.sharded_param) for each in self.raw.fsdp_params for place in places)
+        return {id(tensor): parameter for tensor, parameter in found if tensor is not None}
+
+    @property
     def padded_numels(self) -> list[int]:
         """Elements of a rank's shard of each parameter, with the padding."""
         return [each.padded_sharded_param_size.numel() for each in self.raw.fsdp_params]
@@ -162,6 +169,11 @@ class ParamGroup:
             for each in self.raw.fsdp_params
         )
         return reads or self._has_exact_replicas or self.raw._orig_dtype not in (None, dtype)
+
+    @property
+    def defers_replicas(self) -> bool:
+        """Whether replicas average this pass's gradients with those of a later one (`set_requires_all_reduce`)."""
+        return not self.raw.all_reduce_grads
 
     @property
     def _has_exact_replicas(self) -> bool:
@@ -239,10 +251,10 @@ class ParamGroup:
     def reshard(self) -> None:
         """Take back weights that are gathered, also those that nobody has used yet, so that they are gathered anew."""
         pending = self.raw._all_gather_result
-        if pending is not None and isinstance(pending.all_gather_work, dist.Work):
-            pending.all_gather_work.wait()
         self.forget_gather()
         self.raw._to_sharded()
+        if pending is not None and isinstance(pending.all_gather_work, dist.Work):
+            pending.all_gather_work.wait()
 
     def forget_gather(self) -> None:
         """Let the next pass gather weights anew, and not wait for those that are on their way."""
@@ -256,7 +268,7 @@ class ParamGroup:
     def restore(self) -> None:
         """Put everything back as it was found."""
         self.install(None, None, None)
-        for name in _COMMUNICATES:
+        for name in (*_COMMUNICATES, RESET):
             vars(self.raw).pop(name, None)
         self.module._get_fsdp_state()._states_to_forward_prefetch = self._prefetched
 

@@ -1,5 +1,6 @@
-"""Waits of a parameter group of FSDP2 for other ranks, with a function around each."""
+"""Waits of a parameter group of FSDP2 for other ranks, and its forgetting of a pass, with a function around each."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from pliant.accelerator import is_accelerator
 
-__all__ = ["Call", "WrappedWaits", "inner_place"]
+__all__ = ["RESET", "Call", "WrappedWaits", "call_at_reset", "inner_place"]
 
 Call = Callable[..., Any]
 
@@ -17,6 +18,8 @@ _METHODS = ("unshard", "wait_for_unshard", "post_backward")
 """Methods in which the stream of an accelerator waits."""
 _PLACES = ("_all_gather_comm", "_reduce_scatter_comm")
 """Collectives, which on the CPU wait themselves."""
+RESET = "_reset_iter_state"
+"""Method in which a group forgets a pass that was broken off; torch has it from 2.13 on."""
 
 
 class WrappedWaits:
@@ -83,6 +86,21 @@ class _WrappedWork(dist.Work):
 
     def is_completed(self) -> bool:
         return self._work.is_completed()
+
+
+def call_at_reset(raw: Any, call: Callable[[], None]) -> None:
+    """Call a method, held weakly, where a group forgets a pass (`reset_iter_state`), until `RESET` is deleted there."""
+    reset: Callable[[Any], None] | None = getattr(type(raw), RESET, None)
+    if reset is None:
+        return
+    own, method = weakref.ref(raw), weakref.WeakMethod(call)
+
+    def both() -> None:
+        reset(own())
+        if (known := method()) is not None:
+            known()
+
+    setattr(raw, RESET, both)
 
 
 def inner_place(place: Any) -> Any:

@@ -1,6 +1,7 @@
 """Heartbeats of all ranks, which name the right one when a wait was in vain."""
 
 import json
+import math
 import threading
 import time
 import weakref
@@ -45,7 +46,9 @@ class HeartbeatMonitor:
         # Collective, so that all ranks have the same number: an earlier run's verdict is not this one's.
         self._number = store.add(f"runs of {rank}", 1)
         self._asked = f"asked {self._number}"
-        self._answered = self._num_heard = 0
+        self._answered = 0
+        self._num_heard = 0
+        """Answers of the store; as long as some come, it is not dead."""
         self._beat()  # before anybody can ask
         self._beats = HeartbeatThread(self._beat, "pliant-liveness")
         self._askers: list[threading.Thread] = []
@@ -71,10 +74,11 @@ class HeartbeatMonitor:
         )
         self._askers.append(asker)
         asker.start()
-        num_heard = -1
-        while asker.is_alive() and num_heard != self._num_heard:
+        num_quiet, most_quiet = 0, math.ceil((silent_s + 2 * _LEAST_SILENT_S) / BEAT_S)
+        while asker.is_alive() and num_quiet < most_quiet:
             num_heard = self._num_heard
-            asker.join(silent_s + 2 * _LEAST_SILENT_S)
+            asker.join(BEAT_S)  # of the time for which a busy machine holds up this process, one wait counts
+            num_quiet = num_quiet + 1 if num_heard == self._num_heard else 0
         return found[0] if found else self._known or Verdict(gone=(0,), by=self._rank)
 
     def meet(self, name: str, ranks: Sequence[int], limit_s: float) -> None:
@@ -183,12 +187,13 @@ class HeartbeatMonitor:
         """Add to a counter in the store, and return it."""
         with self._lock:
             count = self._store.add(key, number)
-            self._num_heard += 1  # else it would be taken for dead
+            self._num_heard += 1
             return count
 
     def _beat(self) -> None:
         with self._lock:
             self._store.add(str(self._rank), 1)
+            self._num_heard += 1
             if self._known is None and self._store.check([self._key]):
                 self._verdict = Verdict.read(self._store.get(self._key))
             asked = self._store.add(self._asked, 0)

@@ -64,8 +64,12 @@ class PendingWorks:
         self._limit_s = comm.timeout_s if patience_s is None else patience_s
         self._idle = patience_s is not None
         self._start_s = time.monotonic()
+        self._failure: CommError | None = None
+        """What has failed, without what it was raised from."""
 
     def wait(self) -> None:
+        if self._failure is not None:
+            raise _alike(self._failure)
         waits = self._comm.progress.waits
         if self._due:
             for peer in self._due:
@@ -80,10 +84,16 @@ class PendingWorks:
         except RuntimeError as error:
             self._works = ()  # they hold connections, and whoever keeps the error would keep them
             waited_s = time.monotonic() - self._start_s
-            raise self._comm.given_up(self._op, error, f" of {self._num_bytes} bytes", waited_s) from error
+            raise self._given_up(error, waited_s) from error
         finally:  # only now: who is asked meanwhile has waited, and is not to blame
             waits.discard(id(self))
         self._works = ()  # Gloo would wait for ever for what it has already handed over
+
+    def _given_up(self, error: RuntimeError, waited_s: float) -> CommError:
+        """Report a failure, and remember it: whoever waits again must not take what never came for done."""
+        failure = self._comm.given_up(self._op, error, f" of {self._num_bytes} bytes", waited_s)
+        self._failure = _alike(failure)
+        return failure
 
     def let_go(self, error: RuntimeError) -> None:
         """Hold nothing any more of a group that is closed: works keep its connections open. Whoever waits fails."""
@@ -99,3 +109,8 @@ class FailedWork:
     def wait(self, timeout: timedelta = timedelta()) -> None:
         """Raise what has happened."""
         raise self._error
+
+
+def _alike(error: CommError) -> CommError:
+    """Return an error that says the same, and holds no frame and no cause."""
+    return CommError(str(error), rank=error.rank, op=error.op, lost=error.lost)

@@ -50,9 +50,9 @@ class _Expected:
         self._recorder, self._work, self._received, self._waited = recorder, work, received, False
 
     def wait(self) -> None:
-        if not self._waited:
-            self._waited = True
-            self._recorder.awaited(self._work, self._received).wait()
+        work = self._work if self._waited else self._recorder.awaited(self._work, self._received)
+        self._waited = True
+        work.wait()
 
 
 class RecordedComm(WrappedComm):
@@ -105,6 +105,12 @@ class RecordedComm(WrappedComm):
     def calls(self) -> Counter[str]:
         """Number of calls by operation."""
         return sum((part.calls for part in self._parts), self._calls.copy())
+
+    @property
+    def num_begun(self) -> int:
+        """Communications so far. Messages that were expected belong to the exchange that sends, if there is one."""
+        calls = self.calls
+        return calls.total() - min(calls["expect"], calls["exchange"])
 
     @property
     def without_counting(self) -> Comm:

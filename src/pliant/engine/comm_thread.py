@@ -26,6 +26,8 @@ class TaskHandle:
         self._comm_thread = comm_thread
         self._done = threading.Event()
         self._recorded: Any = None
+        self.failed = False
+        """Whether the task has failed or was dropped, once it is done, whoever has heard of the error."""
 
     @property
     def done(self) -> bool:
@@ -45,9 +47,9 @@ class TaskHandle:
         if self._recorded is not None:
             current_stream(self._comm_thread.device).wait_event(self._recorded)
 
-    def mark_done(self, recorded: Any) -> None:
+    def mark_done(self, recorded: Any, *, failed: bool) -> None:
         """Note that the task is done, and the event of its stream on an accelerator. Called by the comm thread."""
-        self._recorded = recorded
+        self._recorded, self.failed = recorded, failed
         self._done.set()
 
 
@@ -216,7 +218,7 @@ class CommThread:
                 queued.done()
             queued.ready = None if stream is None else stream.record_event()
         if ends:
-            queued.handle.mark_done(queued.ready)
+            queued.handle.mark_done(queued.ready, failed=queued.dropped)
             return
         if k == 0:
             self._passed_on = queued.handle

@@ -18,7 +18,7 @@ from pliant.engine.launcher_env import are_on_one_host
 from pliant.network.connection_choice import choose_connections
 from pliant.spec import Topology, load
 
-__all__ = ["Connections", "choice_of", "connect", "require_one_connection"]
+__all__ = ["Connections", "choice_of", "connect"]
 
 Connections = int | Literal["auto"] | str | Path | Topology
 """Connections between each two ranks: a number, as many as a topology has, or as are measured to pay ("auto")."""
@@ -56,15 +56,6 @@ def _read(path: str | Path) -> Topology:
             f"connections={str(path)!r} names no topology ({error}); give the file of `pliant probe --out`, a number, "
             "or 'auto'."
         ) from None
-
-
-def require_one_connection(connections: Connections | None) -> None:
-    """Raise ValueError for an elastic run that asks for more connections than its groups have."""
-    if connections is not None:
-        raise ValueError(
-            f"connections={connections!r} is given, but the groups of an elastic run have one connection between each "
-            "two ranks; leave connections= or elastic= out."
-        )
 
 
 def connect(

@@ -178,11 +178,12 @@ class CurvatureMonitor(Part):
         except Exception as error:  # noqa: BLE001  the others must not wait for this rank, nor the training end
             code, why = _FAILED, f"a look has failed: {type(error).__name__}: {error}"
         sound = found is not None and bool(found.isfinite().all())
-        told = torch.zeros(1 + 3 * size, device=self._device)  # looks; code, cost and time of a step by rank
+        nothing = torch.zeros(self._mean.numel, dtype=torch.float32, device=self._device)
+        told = nothing.new_zeros(1 + 3 * size)  # looks; code, cost and time of a step by rank
         told[0], told[1 + rank] = float(sound), float(code)
         told[1 + size + rank] = time.perf_counter() - start_s + self._rest_s
         told[1 + 2 * size + rank] = self._steps_s / self._num_steps if self._num_steps else 0.0
-        own = found if found is not None and sound else torch.zeros(self._mean.numel, device=self._device)
+        own = found if found is not None and sound else nothing
         shared, shared_from_s = torch.cat([own, told]), time.perf_counter()
         self._comm_thread.submit(lambda: self._share(shared, step, why), name="curvature", step=step - 1).wait()
         self._kept = None

@@ -1,6 +1,7 @@
 """An elastic run begins: its options, and what it needs of a model and a plan."""
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,13 +10,18 @@ from torch.distributed import ProcessGroup
 
 from pliant.comm.elastic import ElasticGroup
 from pliant.comm.secret import read_secret
+from pliant.comm.transport import Transport
+from pliant.engine.connecting import Connections
 from pliant.engine.elastic_run import ElasticRun
 from pliant.engine.gradient_exchange import NonFinite
 from pliant.engine.launcher_env import run_from_torchrun
 from pliant.engine.relaxed_model import RelaxedModel
 from pliant.spec import CodedGossip, Gossip, NeighborMean, SyncPlan
 
-__all__ = ["Elastic", "start_elastic"]
+__all__ = ["Elastic", "require_possible_settings", "start_elastic"]
+
+_UNASKED = (0, 100)
+"""Values of `agreement_every` that ask for nothing here: none, and the default of `pliant.relax`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +46,41 @@ class Elastic:
                 f"an elastic run of at least {self.min_ranks} ranks that waits {self.regroup_s:g}s cannot be; "
                 "min_ranks must be 1 or more, and regroup_s more than 0."
             )
+
+
+def require_possible_settings(
+    hosts: Sequence[Sequence[int]] | None,
+    rack: str,
+    agreement_every: int,
+    transport: Transport,
+    connections: Connections | None,
+) -> None:
+    """Raise ValueError for a setting of `pliant.relax` that no elastic run could follow; arguments are those of it."""
+    refused = (
+        ("hosts", hosts, hosts is not None, "an elastic run has no level of hosts, since ranks may leave"),
+        ("rack", rack, bool(rack), "an elastic run has no level of racks, since ranks may leave"),
+        (
+            "agreement_every",
+            agreement_every,
+            agreement_every not in _UNASKED,
+            "ranks of an elastic run are not compared, since others may join",
+        ),
+        (
+            "transport",
+            transport,
+            transport not in ("auto", "host"),
+            "tensors of an elastic run go by the host's memory, over Gloo",
+        ),
+        (
+            "connections",
+            connections,
+            connections is not None,
+            "the groups of an elastic run have one connection between each two ranks",
+        ),
+    )
+    for name, value, is_given, why in refused:
+        if is_given:
+            raise ValueError(f"{name}={value!r} is given, but {why}; leave {name}= or elastic= out.")
 
 
 def start_elastic(

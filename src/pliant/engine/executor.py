@@ -19,7 +19,9 @@ from pliant.engine.comms import Comms
 from pliant.engine.curvature_monitor import CurvatureMonitor
 from pliant.engine.curvature_requests import Curvature, CurvatureRequest, requests_in
 from pliant.engine.gradient_exchange import GradientExchange, NonFinite
-from pliant.engine.nodes import layer_classes, nodes_for, require_graphs
+from pliant.engine.momentum_check import momentum_checks
+from pliant.engine.nodes import layer_classes, nodes_for
+from pliant.engine.num_ranks import require_num_ranks
 from pliant.engine.outer_settings import require_inner_optimizers, warn_of_few_rounds
 from pliant.engine.owned_ranges import place_owners
 from pliant.engine.owner_step import OwnerStep
@@ -101,7 +103,7 @@ class ExecutorBuilder:
         store = AlgorithmState(self._parameters, nodes, self._comms)
         self._check_optimizers(store)
         require_quorums(nodes.values(), self._comms.all.size)
-        require_graphs(nodes.values(), self._comms.all.size)
+        require_num_ranks(nodes.values(), self._places)
         warn_of_few_rounds(nodes.values())
         self._state_shapes = state_shapes(store, self._optimizer, self._steppers)
         place_owners(store, self._comms.all.size, self._steppers)
@@ -115,9 +117,9 @@ class ExecutorBuilder:
             old.hand_back(step)
         owed: dict[str, Tensor] = {} if old is None else store.adopt(old.gradients.store, old.gradients.owed)
         for name, parameter in self._parameters.items():
-            if id(parameter) in self._steppers:
-                algorithm, optimizer = store.algorithms[nodes[name]], self._steppers[id(parameter)]
-                start_innermost(algorithm, optimizer, parameter, store.tensors[name])
+            if (stepper := self._steppers.get(id(parameter))) is not None:  # which does not know shards
+                optimizer = stepper if self._relaxed.sharded is None else self._optimizer
+                start_innermost(store.algorithms[nodes[name]], optimizer, parameter, store.tensors[name])
         gradients = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, owed, plan.sparse)
         weights = self._make_weights(store, old, step)
         for each in [each for each in weights if compares and isinstance(each, WeightExchange)]:
@@ -132,8 +134,8 @@ class ExecutorBuilder:
             old.close()
         before = [] if old is None else old.of(ShardExchanges)
         shards = shard_exchanges(self._relaxed.sharded, nodes, before, self._tracer, checks=self._nonfinite == "raise")
-        beside = (*shards, *weights, *controllers, *looks)
-        return PlanExecutor(gradients=gradients, owners=owners, served=served, beside=beside)
+        checks, beside = momentum_checks(store, self._steppers), (*shards, *weights, *controllers, *looks)
+        return PlanExecutor(gradients=gradients, owners=owners, checks=checks, served=served, beside=beside)
 
     def _make_monitor(
         self, request: CurvatureRequest | None, old: PlanExecutor | None, step: int
@@ -205,7 +207,10 @@ class ExecutorBuilder:
             made.rounds = before.rounds  # none is in flight
         gradients = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, {}, old.gradients.sparse)
         return PlanExecutor(
-            gradients=gradients, owners=Owners({}, self._comm_thread, self._tracer), beside=tuple(weights)
+            gradients=gradients,
+            owners=Owners({}, self._comm_thread, self._tracer),
+            checks=momentum_checks(store, self._steppers),
+            beside=tuple(weights),
         )
 
     def _make_weights(self, store: AlgorithmState, old: PlanExecutor | None, step: int) -> list[BetweenSteps]:

@@ -17,6 +17,7 @@ from pliant.engine.connecting import Connections
 from pliant.engine.gradient_exchange import NonFinite
 from pliant.engine.rank_checks import gather_numbers, raise_together
 from pliant.engine.relaxed_model import unwrap
+from pliant.engine.remote_files import on_disk
 from pliant.engine.resize import converter, state_of_rank
 from pliant.engine.run import Run
 from pliant.engine.run_start import start_run
@@ -92,7 +93,7 @@ def load_run(
     comm = comm_by_host(cast(ProcessGroup, own), timeout_s, device)
     try:
         mesh = None if held.sharded is None else Mesh.of(held.sharded.place)
-        manifest, state, shared = _read(Path(path), comm, device, mesh, resize=resize, given=(scheduler, scaler))
+        manifest, state, shared = _read(on_disk(path), comm, device, mesh, resize=resize, given=(scheduler, scaler))
     finally:
         comm.close()
     run = start_run(

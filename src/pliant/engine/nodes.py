@@ -1,6 +1,6 @@
 """Nodes of parameters: that of their rule, unless their gradients are sparse or their optimizer does not fit it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from pliant.engine.joint_optimizer import optimizer_name
 from pliant.engine.relaxed_model import RelaxedModel, name_without_wrappers
 from pliant.spec import AllReduce, Exchange, Sharded, SyncPlan
 
-__all__ = ["layer_classes", "leaves_gradients", "nodes_for", "require_graphs", "sparse_parameters"]
+__all__ = ["layer_classes", "leaves_gradients", "nodes_for", "sparse_parameters"]
 
 
 def nodes_for(
@@ -64,13 +64,6 @@ def leaves_gradients(plan: SyncPlan, relaxed: RelaxedModel) -> bool:
     if all(rule.exchange.exchanges_weights for rule in plan.rules):
         return plan.leaves_gradients
     return plan.leaves_gradients and not sparse_parameters(relaxed.module, relaxed.parameters)
-
-
-def require_graphs(nodes: Iterable[Exchange], num_ranks: int) -> None:
-    """Raise ValueError for a mixing matrix of another number of ranks, where all ranks mix."""
-    for inside in (each for node in nodes if not node.levels for each in node.walk()):
-        if (graph := getattr(inside, "graph", None)) is not None:
-            graph.mixing(0, num_ranks)
 
 
 def _spare_adaptive(nodes: dict[str, Exchange], steppers: Mapping[str, Optimizer | None]) -> None:

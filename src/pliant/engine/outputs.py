@@ -60,7 +60,7 @@ class OutputWatch:
         width = found.shape[-1] if found.dim() > 1 else 1
         num = found.numel() // max(1, width)
         few = min(num, max(4, min(_ROWS, _NUMEL // max(1, width))))
-        index = torch.linspace(0, num - 1, few, device=found.device).long() if few else torch.zeros(0).long()
+        index = torch.arange(few, device=found.device) * (num - 1) // max(1, few - 1)
         rows = found.detach().reshape(-1, width)[index].clone()
         self._why = "no gradient has reached the model's output"
 

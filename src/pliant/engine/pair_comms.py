@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pliant.comm.base import Comm
 from pliant.spec import Graph
 
-__all__ = ["pair_comms"]
+__all__ = ["pair_comms", "require_connected"]
 
 
 def pair_comms(neighbours: Sequence[set[int]], comm: Comm) -> dict[int, Comm]:
@@ -18,11 +18,7 @@ def pair_comms(neighbours: Sequence[set[int]], comm: Comm) -> dict[int, Comm]:
         neighbours: Neighbours of each rank.
         comm: Comm of all ranks.
 
-    Raises:
-        ValueError: The graph falls apart.
-
     """
-    _require_connected(neighbours)
     comms: dict[int, Comm] = {}
     rounds = Graph(kind="round_robin")
     for k in range(rounds.period(comm.size)):
@@ -35,7 +31,8 @@ def pair_comms(neighbours: Sequence[set[int]], comm: Comm) -> dict[int, Comm]:
     return comms
 
 
-def _require_connected(neighbours: Sequence[set[int]]) -> None:
+def require_connected(neighbours: Sequence[set[int]]) -> None:
+    """Raise ValueError for neighbours among whom some ranks never hear of others."""
     reached, ahead = {0}, [0]
     while ahead:
         found = neighbours[ahead.pop()] - reached

@@ -47,6 +47,15 @@ class Places:
         made = {levels: self._with(levels, comms.all) for levels in missing}
         return comms._replace(by_levels={**comms.by_levels, **made})
 
+    def num_exchanging(self, levels: tuple[Level, ...]) -> int:
+        """Return how many exchange above these levels: all ranks, or one for each host or rack.
+
+        No communication once comms with the levels were made.
+        """
+        if not levels:
+            return self._comm.size
+        return len(self._know_racks() if levels[-1] == "rack" else self._know_hosts())
+
     @property
     def links(self) -> Topology:
         """Network between the ranks; the first use is collective, and measures it."""

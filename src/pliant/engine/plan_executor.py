@@ -21,6 +21,8 @@ class PlanExecutor:
     """Exchange of gradients and momenta."""
     owners: Owners
     """Owners of parameters."""
+    checks: tuple[Part, ...] = ()
+    """Checks of a step, before any other part sends something in it."""
     served: tuple[Part, ...] = ()
     """Owners that step beside what a rank computes: server threads, or exchanges of ACCO."""
     beside: tuple[Part, ...] = ()
@@ -29,7 +31,7 @@ class PlanExecutor:
     @property
     def parts(self) -> tuple[Part, ...]:
         """All parts, in the order in which their moments are called."""
-        return (*self.served, self.owners, *self.beside)
+        return (*self.checks, *self.served, self.owners, *self.beside)
 
     def of(self, kind: type[P]) -> list[P]:
         """Return the parts of a type."""

@@ -9,7 +9,7 @@ from pliant.algorithms.by_name import plan_for_name
 from pliant.algorithms.grammar import parse
 from pliant.algorithms.inputs import AlgorithmLike
 from pliant.algorithms.plans import plan_of
-from pliant.algorithms.registry import algorithm_named, custom_names
+from pliant.algorithms.registry import algorithm_named, custom_names, why_unknown
 from pliant.comm.agreement import require_same
 from pliant.comm.base import Comm
 from pliant.engine.relaxed_model import RelaxedModel
@@ -41,6 +41,7 @@ def require_plan(plan: SyncPlan, comm: Comm, device: torch.device) -> None:
     cure = f"give all ranks the same name, settings or file (here: {plan.hash})"
     require_same(comm, "the plan", plan.hash, device, cure=cure)
     own = custom_names(plan)
-    known = "all" if all(own.values()) else None
+    known = all(own.values())
     cure = f"call pliant.register() for {', '.join(own)} with the same builder on every rank before relax()"
-    require_same(comm, "the set of known algorithms", known, device, cure=cure)
+    cure = cure if known else why_unknown(cure)
+    require_same(comm, "the set of known algorithms", "all" if known else None, device, cure=cure)

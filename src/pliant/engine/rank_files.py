@@ -1,18 +1,21 @@
 """Files of single ranks, inside the checkpoint of a framework that saves model and optimizer itself."""
 
+import io
 import json
 import os
 import pickle
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from pliant.engine.remote_files import is_url, read_remote, remove_folder, write_remote
 from pliant.spec import SyncPlan, from_json, to_json
 
-__all__ = ["RankFile", "read_rank_file", "write_rank_file"]
+__all__ = ["RankFile", "read_rank_file", "remove_rank_file", "write_rank_file"]
 
 _FORMAT = 1
 
@@ -28,8 +31,15 @@ class RankFile:
     """The rank's part of the run, as `Run.state_dict` returns it."""
 
 
-def write_rank_file(folder: Path, rank: int, content: RankFile) -> OSError | None:
-    """Write a rank's file, completely or not at all; return why that failed, in one sentence."""
+def write_rank_file(folder: str, rank: int, content: RankFile) -> OSError | None:
+    """Write a rank's file, completely or not at all; return why that failed, in one sentence.
+
+    Args:
+        folder: On a disk, or where fsspec finds it.
+        rank: Whose file.
+        content: What is written.
+
+    """
     body = {
         "pliant": "rank",
         "format": _FORMAT,
@@ -38,34 +48,58 @@ def write_rank_file(folder: Path, rank: int, content: RankFile) -> OSError | Non
         "state": dict(content.state),
     }
     file = _file(folder, rank)
-    beside = file.with_suffix(".part")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        torch.save(body, beside)
-        os.replace(beside, file)
+        if is_url(file):
+            written = io.BytesIO()
+            torch.save(body, written)
+            write_remote(file, written.getvalue())
+        else:
+            beside = Path(file).with_suffix(".part")
+            beside.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(body, beside)
+            os.replace(beside, file)
     except (OSError, RuntimeError) as error:  # torch's writer says RuntimeError
-        return OSError(f"{file} could not be written ({str(error).splitlines()[0]}).")
+        return OSError(f"{file} could not be written ({_said(error)}).")
     return None
 
 
-def read_rank_file(folder: Path, rank: int) -> RankFile:
+def read_rank_file(folder: str, rank: int) -> RankFile:
     """Read a rank's file to the CPU; nothing in it is run. Raises ValueError, naming the file."""
     file = _file(folder, rank)
-    if not file.is_file():
-        raise ValueError(
-            f"{file} is not there, so the checkpoint holds nothing of Pliant for rank {rank}: it was saved without "
-            "Pliant, by fewer ranks, or on a disk that this rank does not see; load another one, or start anew."
-        )
     try:
-        body: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        source = io.BytesIO(read_remote(file)) if is_url(file) else file
+        body: dict[str, Any] = torch.load(source, map_location="cpu", weights_only=True)
         if body["pliant"] != "rank" or body["format"] != _FORMAT:
             raise ValueError(f"it is a {body['pliant']} of format {body['format']}")
         plan = from_json(SyncPlan, body["plan"])
         return RankFile(plan=plan, on_trial=bool(body["on_trial"]), state=body["state"])
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(
+            f"{file} is not there, so the checkpoint holds nothing of Pliant for rank {rank}: it was saved without "
+            "Pliant, by fewer ranks, or on a disk that this rank does not see; load another one, or start anew."
+        ) from None
     except (RuntimeError, ValueError, EOFError, KeyError, TypeError, OSError, pickle.UnpicklingError) as error:
-        told = json.dumps(str(error).splitlines()[0] if str(error) else type(error).__name__)
-        raise ValueError(f"{file} is damaged ({told}); load another checkpoint.") from None
+        what = "could not be read" if isinstance(error, OSError) else "is damaged"
+        raise ValueError(f"{file} {what} ({json.dumps(_said(error))}); load another checkpoint.") from None
 
 
-def _file(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank}.pt"
+def remove_rank_file(folder: str, rank: int) -> None:
+    """Remove a rank's file from its host's disk, and the folder with the last one; the first rank removes all it sees.
+
+    What is not there, or refuses, is left. Where fsspec finds the folder, the first rank sees all files.
+    """
+    if rank == 0:
+        remove_folder(folder)
+    elif not is_url(folder):
+        with suppress(OSError):
+            os.remove(_file(folder, rank))
+            os.rmdir(folder)
+
+
+def _said(error: Exception) -> str:
+    """Return the first line of an error, or its kind, since a storage that does not answer may say nothing."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _file(folder: str, rank: int) -> str:
+    return f"{folder.rstrip('/')}/rank{rank}.pt"

@@ -131,10 +131,10 @@ class RatioController(Part):
     # - In the communication thread
 
     def _counters(self, busy_s: float) -> list[float]:
-        """Bytes out, messages and waiting at each level, then all waiting, and the work of the communication thread."""
+        """Bytes out, communications and waiting at each level, then all waiting, and the work of the thread."""
         numbers: list[float] = []
         for comm in self._levels:
-            numbers += [0.0, 0.0, 0.0] if comm is None else [comm.sent_bytes, comm.calls.total(), comm.wait_s]
+            numbers += [0.0, 0.0, 0.0] if comm is None else [comm.sent_bytes, comm.num_begun, comm.wait_s]
         return [*numbers, self._tracer.comm.wait_s, busy_s]
 
     def _note(self, exposed_s: float, step_s: float) -> None:

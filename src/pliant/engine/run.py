@@ -33,7 +33,7 @@ from pliant.engine.step_log import StepLog
 from pliant.engine.step_meter import StepPace
 from pliant.engine.tracer import Tracer
 from pliant.engine.trial import PlanOnTrial
-from pliant.engine.unused_parameters import FrozenParameters
+from pliant.engine.unused_parameters import FrozenParameters, begin_anew
 from pliant.spec import SyncPlan
 
 __all__ = ["FixedRun", "Run"]
@@ -81,7 +81,8 @@ class Run(SavesParts, MeasuresSteps, ABC):
             relaxed, self._dispatcher, self._begin_pass, joining, self._comm_thread, self.tracer, self.trial
         )
         self._put_in_force(plan, executor)
-        self._frozen = FrozenParameters(relaxed.module)
+        cure = begin_anew(wrapped=relaxed.ddp is not None, wrapped_here=relaxed.wrapped_here)
+        self._frozen = FrozenParameters(relaxed.module, cure)
         self._step_hooks = StepHooks(
             relaxed.optimizer,
             before=self.trial.has_caught(self._before_step),

@@ -10,9 +10,9 @@ from pliant.comm.private_comm import default_group
 from pliant.comm.recorded import RecordedComm
 from pliant.comm.torch_errors import error_reporter
 from pliant.comm.transport import Transport, require_transport
-from pliant.engine.connecting import Connections, choice_of, connect, require_one_connection
+from pliant.engine.connecting import Connections, choice_of, connect
 from pliant.engine.ddp_hook import install_hook
-from pliant.engine.elastic import Elastic, start_elastic
+from pliant.engine.elastic import Elastic, require_possible_settings, start_elastic
 from pliant.engine.gradient_exchange import NonFinite
 from pliant.engine.initial_sync import broadcast_optimizer, broadcast_tensors, require_same_model
 from pliant.engine.nodes import leaves_gradients
@@ -61,7 +61,7 @@ def start_run(
     """
     asked = choice_of(connections)
     if elastic is not None:
-        require_one_connection(connections)
+        require_possible_settings(hosts, rack, agreement_every, transport, connections)
         limits_s = timeout_s, start_timeout_s
         return _start_elastic(relaxed, plan, elastic, group=group, nonfinite=nonfinite, limits_s=limits_s)
     device = next(iter(relaxed.parameters.values())).device

@@ -16,6 +16,7 @@ from pliant.engine.plan_executor import PlanExecutor
 from pliant.engine.rank_checks import raise_together
 from pliant.engine.rank_state import Saver
 from pliant.engine.relaxed_model import RelaxedModel, name_without_wrappers
+from pliant.engine.remote_files import on_disk
 from pliant.engine.sharded_saving import load_part, part_of
 from pliant.engine.trial import PlanOnTrial
 from pliant.spec import SyncPlan
@@ -89,9 +90,11 @@ class SavesState(Consolidates):
 
         Raises:
             OSError: On all ranks, if any cannot write, as on a full disk; what was there before is as it was.
-            ValueError: On all ranks, if the scheduler, say, keeps something that is neither a tensor nor plain data.
+            ValueError: On all ranks, if the scheduler, say, keeps something that is neither a tensor nor plain data; or
+                the path is one of fsspec.
 
         """
+        folder = on_disk(path)
         own, shared = self.state_dict(), dict[str, Any]()
         if self._relaxed.sharded is not None:
             own |= {"part": part_of(self._relaxed)}
@@ -105,7 +108,7 @@ class SavesState(Consolidates):
             "scaler": None if scaler is None else scaler.state_dict(),
         }
         write_checkpoint(
-            Path(path),
+            folder,
             plan=self.plan,
             step=self._dispatcher.step,
             on_trial=self.trial.is_on,

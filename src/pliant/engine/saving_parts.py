@@ -25,14 +25,15 @@ class SavesParts(SavesState, SwitchesPlans):
         `state_dict` has it. When the call returns, all ranks have written.
 
         Args:
-            folder: Inside the framework's checkpoint, and shared or not; made if it is not there.
+            folder: Inside the framework's checkpoint, and shared or not; made if it is not there. May be a path of
+                fsspec, such as ``s3://bucket/checkpoint/pliant``, as a text.
 
         Raises:
             OSError: On all ranks, if any cannot write.
 
         """
         content = RankFile(plan=self.plan, on_trial=self.trial.is_on, state=self.state_dict())
-        error = write_rank_file(Path(folder), self._comm.rank, content)
+        error = write_rank_file(str(folder), self._comm.rank, content)
         raise_together(error, self._comm, self._model_device, kind=OSError)
 
     def load_part(self, folder: str | Path, *, scaler: Any = None) -> None:
@@ -52,7 +53,7 @@ class SavesParts(SavesState, SwitchesPlans):
         """
         found, error = None, None
         try:
-            found = read_rank_file(Path(folder), self._comm.rank)
+            found = read_rank_file(str(folder), self._comm.rank)
             if plan_number(found.plan) != plan_number(self.plan) and isinstance(self.tuner, KeepsPlan):
                 raise ValueError(
                     f"{folder} was saved under the plan {found.plan.name or found.plan.hash}, but this run has "

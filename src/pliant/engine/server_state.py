@@ -1,7 +1,7 @@
 """State of an owner at a free pace, which the thread that computes and those that serve share under one lock."""
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from torch import Tensor
 
@@ -10,7 +10,10 @@ from pliant.comm.base import Comm
 from pliant.engine.messages import Message, comes_in_time
 from pliant.engine.server_shard import ServerShard
 
-__all__ = ["SharedShard"]
+__all__ = ["WAIT_ON", "SharedShard"]
+
+WAIT_ON = -2
+"""Head of an answer to a rank that has left while others train: there is nothing in it, and another one follows."""
 
 
 class SharedShard:
@@ -20,11 +23,13 @@ class SharedShard:
         shard: The weights.
         comm: Whose ranks send gradients; its timeout limits how long one of them waits for the others.
         staleness: The bound.
+        owners: Ranks that own something, and so hear of others' messages themselves; all if None.
 
     """
 
-    def __init__(self, shard: ServerShard, comm: Comm, staleness: int) -> None:
+    def __init__(self, shard: ServerShard, comm: Comm, staleness: int, owners: Collection[int] | None = None) -> None:
         self._shard, self._comm, self._staleness = shard, comm, staleness
+        self._owners = range(comm.size) if owners is None else owners
         self._clocks = StalenessClock(comm.size, staleness)
         self._in_hand: dict[int, Tensor] = {}
         """At staleness 0, gradients that wait for the others', to be added in the order of ranks: to the bit alike."""
@@ -75,10 +80,15 @@ class SharedShard:
             self._changed.notify_all()
             return epoch
 
-    def serve(self, rank: int, gradient: Tensor | None, answer: Message) -> None:
-        """Take a rank's gradient, or None if it leaves, and answer it when it may go on."""
-        with self._changed:
-            self.answer(rank, self.note(rank, gradient), answer)
+    def serve(self, rank: int, gradient: Tensor | None, answer: Message) -> Iterator[None]:
+        """Take a rank's gradient, or None if it leaves; yield when an answer is to be sent, the last when it may go on.
+
+        One that has left waits as long as others train. If it owns nothing, so that it hears of none, it is told.
+        """
+        epoch = self.note(rank, gradient)
+        while not self.answer(rank, epoch, answer):
+            yield
+        yield
 
     def _step(self, due: int) -> None:
         for _, gradient in sorted(self._in_hand.items()):
@@ -90,8 +100,8 @@ class SharedShard:
         except Exception as error:  # noqa: BLE001  whatever the user's optimizer raises, all ranks must end
             self.fail(self._comm.rank, f"its optimizer raised {type(error).__name__}: {error}")
 
-    def answer(self, rank: int, epoch: int, answer: Message) -> None:
-        """Wait until a rank may go on, and fill in its answer."""
+    def answer(self, rank: int, epoch: int, answer: Message) -> bool:
+        """Wait until a rank may go on, and fill in its answer; return whether it may, or else has to wait on."""
         limit_s = 0.9 * self._comm.timeout_s  # before the waiting rank's own, so that it hears for whom it waits
 
         def done() -> bool:
@@ -101,7 +111,15 @@ class SharedShard:
             return self._num_heard if self._clocks.left[rank] else 0
 
         with self._changed:
-            if not comes_in_time(self._changed, done, limit_s, heard):
+            if self._clocks.left[rank] and rank not in self._owners:
+                before = self._num_heard
+                if not self._changed.wait_for(done, limit_s) and self._num_heard > before:
+                    answer.head.fill_(WAIT_ON)
+                    return False
+                in_time = done()
+            else:
+                in_time = comes_in_time(self._changed, done, limit_s, heard)
+            if not in_time:
                 me = self._comm.rank  # who waits for another owner itself is not the one that keeps others waiting
                 slowest = self._clocks.slowest_but(me if self.taking and rank != me else -1)
                 self.fail(
@@ -111,6 +129,7 @@ class SharedShard:
                 )
             answer.head.fill_(-1 if self.failure is None else self.failure[0])
             self._shard.read(answer.body)
+        return True
 
     def fail(self, rank: int, why: str) -> tuple[int, str]:
         """Note that a rank has failed, unless another has before; return which was the first."""

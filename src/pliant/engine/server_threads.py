@@ -20,17 +20,16 @@ from pliant.engine.owned_ranges import OwnedRanges, unpack
 from pliant.engine.owner_step import OwnerStep
 from pliant.engine.server_question import Question
 from pliant.engine.server_shard import ServerShard
-from pliant.engine.server_state import SharedShard
+from pliant.engine.server_state import WAIT_ON, SharedShard
 
 __all__ = ["ServerThreads"]
 
 _PUSH, _LEAVE, _BYE, _FAIL = range(4)
 """Codes in the head of a message to an owner; from _FAIL on, that plus the rank that failed first. The head of an
-answer holds the rank that has failed, or -1."""
+answer holds the rank that has failed, -1, or WAIT_ON."""
 
 _IDLE_S = 365 * 86400.0
 """Idle limit of server threads; a rank that waits for an answer does so until the comm's timeout."""
-
 _EXPLAIN_S = 1.0
 """Time for which a rank with a broken connection listens for the rank that failed first."""
 _HANG_UP_S = 5.0
@@ -81,7 +80,7 @@ class ServerThreads:
         self._out = {rank: question.message for rank, question in self._questions.items()}
         self._in = {rank: Message(4 * numel, self._device) for rank, numel in numels.items()}
         self._shard = shard = ServerShard(owned.owned_by(comm.rank), optimizer, codec)
-        self._numel, self._shared = shard.numel, SharedShard(shard, comm, self._staleness)
+        self._numel, self._shared = shard.numel, SharedShard(shard, comm, self._staleness, self._held)
         self._asked: list[Work] | None = None
         """Answers and questions under way, one of each for each peer."""
         self._epoch = 0
@@ -209,6 +208,11 @@ class ServerThreads:
         self._shared.taking = True
         try:
             error = self._settle()
+            while error is None and (early := [k for k, m in self._in.items() if int(m.head) == WAIT_ON]):
+                self._asked = [self._answers.exchange([], [(k, self._in[k].bytes)]) for k in early]
+                error = self._settle()
+        except CommError as broken:
+            error = broken
         finally:
             self._shared.taking = False
         if error is not None:
@@ -260,8 +264,8 @@ class ServerThreads:
                 if kind >= _FAIL:
                     self._shared.fail(kind - _FAIL, f"it has ended with an error of its own, says rank {peer}")
                     return
-                self._shared.serve(peer, question.payload if kind == _PUSH else None, answer)
-                self._answers.exchange([(peer, answer.bytes)], []).wait()
+                for _ in self._shared.serve(peer, question.payload if kind == _PUSH else None, answer):
+                    self._answers.exchange([(peer, answer.bytes)], []).wait()
         except CommError as error:
             began = peer if not error.lost or peer in error.lost else error.lost[0]  # for whom the peer has hung up
             self._shared.fail(began, f"its connection broke ({error})")

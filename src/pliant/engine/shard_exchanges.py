@@ -1,6 +1,7 @@
 """Exchanges of a model's shards under a plan, on all its parameter groups."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from pliant.comm.recorded import without_counting
 from pliant.engine.comm_thread import CommThread
 from pliant.engine.parts import Part
 from pliant.engine.same_structure import require_same_structure
-from pliant.engine.shard_groups import GroupGather, GroupScatter
+from pliant.engine.shard_groups import GroupGather, GroupScatter, UngatheredError
 from pliant.engine.shard_layout import columns_of
 from pliant.engine.shard_memory import describe_kept, nodes_of_shards
 from pliant.engine.sharded_findings import shard_findings
@@ -75,7 +76,8 @@ class ShardExchanges(Part):
         if comm.size == 1 or all(node is None for node in found.values()):
             return None
         columns = columns_of(group, names, comm.size, self._model.shards)  # also those that nobody here steps: exactly
-        return GroupScatter(group.name, index, columns, found, comm, self._scratch, self._device, self.findings)
+        given = (columns, found, comm, self._scratch, self._device, self.findings)
+        return GroupScatter(group.name, index, *given, lambda: self._model.changed_in(group))
 
     def _gather(self, index: int) -> GroupGather | None:
         group, comm = self._model.groups[index], self._gather_comm
@@ -106,7 +108,8 @@ class ShardExchanges(Part):
         """Take back gathered weights, since others were loaded or written: an evaluation leaves the root's gathered."""
         for k, group in enumerate(self._model.groups):
             self.changes[k] += 1
-            group.reshard()
+            with suppress(UngatheredError):  # nothing to take back
+                group.reshard()
 
     def settle(self, step: int) -> None:
         """Wait for gathers that nobody has used yet."""

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from pliant.accelerator import is_accelerator
 from pliant.codecs import Codec, codec_from
 from pliant.collectives.halves import FromOwners
 from pliant.collectives.pairwise import gather_parts
@@ -93,12 +94,14 @@ class CodedShards:
         shards: Places of the weights.
         comm: Ranks that gather.
         device: Device of the buffers.
+        stands: Whether parts are decoded once, so that receives of the next ones stand from then on; not on an
+            accelerator, where those of all parameters would be held in pinned memory.
 
     """
 
-    def __init__(self, codec: Codec, shards: PackedShards, comm: Comm, device: torch.device) -> None:
+    def __init__(self, codec: Codec, shards: PackedShards, comm: Comm, device: torch.device, *, stands: bool) -> None:
         self._pieces = shards.pieces(codec.granularity, device)
-        self._half = FromOwners(codec, self._pieces, comm, device)
+        self._half = FromOwners(codec, self._pieces, comm, device, stands=stands and not is_accelerator(device))
 
     def swap(self, vector: Tensor, seed: int) -> None:
         """Send this rank's part of a vector, (numel,), and receive all others'."""
@@ -109,6 +112,8 @@ class CodedShards:
         for rank, pieces in enumerate(self._pieces):
             for k in range(len(pieces)):
                 self._half.decode_piece(rank, k, vector, add=add)
+        for k in range(self._half.num_rounds):
+            self._half.stand(k)
 
 
 class CodedGather(ShardGather):
@@ -157,7 +162,7 @@ class DifferenceGather(ShardGather):
     ) -> None:
         super().__init__(shards, comm, scratch)
         self._coded = coded
-        self._replica = torch.zeros(shards.numel, device=device)
+        self._replica = torch.zeros(shards.numel, dtype=torch.float32, device=device)
         self._own = self._replica[shards.parts[comm.rank]]
         self._begun, self._is_whole = False, False
         """Whether the own part of the copy holds weights; whether all of it does."""
@@ -203,7 +208,7 @@ def shard_gather(
     """Return what carries out a node."""
     if node is None or node.codec is None:
         return ExactGather(shards, comm, scratch, keeps=node is not None and not node.regather)
-    coded = CodedShards(codec_from(node.codec), shards, comm, device)
+    coded = CodedShards(codec_from(node.codec), shards, comm, device, stands=node.reads_once)
     if node.differences:
         return DifferenceGather(shards, comm, scratch, coded, device)
     return CodedGather(shards, comm, scratch, coded)

@@ -1,7 +1,7 @@
 """Reduce-scatter and all-gather of one parameter group, whose parameters may have different settings."""
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -19,9 +19,13 @@ from pliant.engine.sharded_findings import ShardFindings
 from pliant.layouts.shards import Column
 from pliant.spec import ReduceScatter, WeightGather
 
-__all__ = ["GroupGather", "GroupScatter"]
+__all__ = ["GroupGather", "GroupScatter", "UngatheredError", "describe_part"]
 
 V = TypeVar("V", ReduceScatter, WeightGather)
+
+
+class UngatheredError(RuntimeError):
+    """A pass wants weights that were not gathered, since a gather before has failed, of which somebody has heard."""
 
 
 class GroupScatter:
@@ -36,6 +40,7 @@ class GroupScatter:
         scratch: Memory of the communication thread.
         device: Device of the buffers.
         findings: What is not finite.
+        changed: Returns parameters that were frozen, or trained, only after the run began.
 
     """
 
@@ -49,8 +54,9 @@ class GroupScatter:
         scratch: Scratch,
         device: torch.device,
         findings: ShardFindings,
+        changed: Callable[[], Sequence[str]],
     ) -> None:
-        self.name, self._index, self._findings = name, index, findings
+        self.name, self._index, self._findings, self._changed = name, index, findings, changed
         self._comm, self._scratch, self._device = comm, scratch, device
         self._row_numel = sum(column.padded for column in columns)
         divided = _divided(columns, nodes, ReduceScatter())
@@ -86,10 +92,8 @@ class GroupScatter:
     def _without_some(self, output: Tensor, rows: Tensor) -> None:
         """Take the mean of what torch hands over where some parameters got no gradient: it does not say which."""
         if self.wide:
-            raise RuntimeError(
-                f"a backward pass gave gradients to a part of {self.name} only, so that error feedback would mix up "
-                "parameters; call set_reduce_scatter_unused_params(True) on the model, or leave gradients exact."
-            )
+            harm = "so that error feedback would mix up parameters"
+            raise describe_part(self.name, self._changed(), harm, "leave gradients exact")
         self._findings.look_at_gradients(self._index, rows, at=0)
         mean_of_parts(list(rows), output, self._comm, self._scratch)
 
@@ -121,6 +125,27 @@ class GroupScatter:
         for part in self._parts:
             part.owed(rows)
         return rows if all_finite(rows) else None
+
+
+def describe_part(name: str, changed: Sequence[str], harm: str, otherwise: str) -> RuntimeError:
+    """Return the error of a pass that has given gradients to other parameters of a group than were awaited.
+
+    Args:
+        name: Name of the group.
+        changed: Parameters that were frozen, or trained, only after the run began.
+        harm: What would come of it.
+        otherwise: What else than telling torch to reduce all helps, if a pass has left some out.
+
+    """
+    if changed:
+        return RuntimeError(
+            f"of {name}, {', '.join(changed)} were frozen, or trained anew, after relax(), {harm}; close() the run and "
+            "call relax() again, or leave them as they were."
+        )
+    return RuntimeError(
+        f"a backward pass gave gradients to a part of {name} only, {harm}; call set_reduce_scatter_unused_params(True) "
+        f"on the model, or {otherwise}."
+    )
 
 
 class GroupGather:

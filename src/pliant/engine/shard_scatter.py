@@ -5,6 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pliant.accelerator import is_accelerator
 from pliant.codecs import Codec, codec_from
 from pliant.collectives.halves import ToOwners
 from pliant.collectives.pairwise import mean_of_parts
@@ -101,7 +102,8 @@ class CodedScatter:
     ) -> None:
         self._node, self._shards, self._comm, self._scratch = node, shards, comm, scratch
         pieces = shards.pieces(codec.granularity, device)
-        self._half, self._own_pieces = ToOwners(codec, pieces, comm, device), pieces[comm.rank]
+        stands = not is_accelerator(device)  # where those of all parameters would be held in pinned memory
+        self._half, self._own_pieces = ToOwners(codec, pieces, comm, device, stands=stands), pieces[comm.rank]
         self._keeper: Codec = codec_from(RESIDUAL_CODEC)
         self._residual = torch.zeros(shards.numel if node.residual == "full" else 0, dtype=torch.float32, device=device)
         size = self._keeper.nbytes(shards.numel) if node.residual == "int8" else 0
@@ -134,6 +136,7 @@ class CodedScatter:
         posted = self._half.send(x, residual, seed + self._comm.rank + 1)
         for k, piece in enumerate(self._own_pieces):
             self._half.add(k, posted, piece.of(x))
+            self._half.stand(k)
         own.div_(self._comm.size)
         if self._node.rotated:
             rotate(own)

@@ -8,7 +8,7 @@ Gathers and reduce-scatters go through one thread (Note [one order of collective
 for them. That is the program's order, so it is the same on all ranks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,10 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pliant.comm.fsdp_private import ParamGroup
+from pliant.comm.fsdp_waits_private import call_at_reset
 from pliant.engine.comm_thread import CommThread, TaskHandle
 from pliant.engine.ddp_hook import ReadyBucket
 from pliant.engine.rank_checks import describe_failure
-from pliant.engine.shard_groups import GroupGather, GroupScatter
+from pliant.engine.shard_groups import GroupGather, GroupScatter, UngatheredError, describe_part
 from pliant.engine.sharded_findings import ShardFindings
 from pliant.engine.sources import GradientReceiver
 
@@ -75,6 +76,11 @@ class GatherWork(dist.Work):
         """Wait for the task, and raise what it has met; the timeout is the comm's own."""
         try:
             self._handle.wait()
+            if self._handle.failed:  # and somebody else has heard why, as who saves the run may
+                raise UngatheredError(
+                    f"the weights of {self._group.name} were not gathered, since a gather has failed before; the next "
+                    "pass gathers them anew."
+                )
         except BaseException:
             self._group.forget_gather()  # or the next pass would use what was not filled
             raise
@@ -161,6 +167,9 @@ class GatherHook:
 class ReplicaHook:
     """The exchange of one parameter group's reduced gradients among replicas, in place of torch's all-reduce.
 
+    Gradients of passes that torch would not average (`set_requires_all_reduce`) are kept for the next that it would,
+    unless it forgets them too (`reset_iter_state`).
+
     Args:
         group: Group of the gradients.
         submitter: Submitter of the task.
@@ -171,6 +180,7 @@ class ReplicaHook:
         index: Index of the group.
         receive: Receiver of the bucket.
         findings: What is not finite in reduced gradients.
+        changed: Returns parameters that were frozen, or trained, only after the run began.
 
     """
 
@@ -185,11 +195,15 @@ class ReplicaHook:
         index: int,
         receive: Callable[[ReadyBucket], None],
         findings: ShardFindings,
+        changed: Callable[[], Sequence[str]],
     ) -> None:
         self._group, self._submitter, self._receive, self._index = group, submitter, receive, index
         self._names, self._shapes, self._spans, self._row_numel = names, shapes, spans, row_numel
         self._numel = sum(stop - start for start, stop in spans)
-        self._findings = findings
+        self._findings, self._changed = findings, changed
+        self._held: list[Tensor] = []
+        """Sum of the gradients of earlier passes, (row_numel,), if there are any; tasks add to it, and empty it."""
+        call_at_reset(group.raw, self._forget)
 
     def __call__(self, shard: Tensor) -> None:
         """Queue the exchange behind the reduce-scatter, and wait for it only where torch reads the result at once."""
@@ -197,10 +211,30 @@ class ReplicaHook:
         if shard.numel() != self._row_numel:
             self._submitter.submit(self._group.name, "the reduced gradients", self._refuse)
             return
-        is_packed = self._numel == shard.numel()
+        if self._group.defers_replicas:
+            held = self._held
+            self._submitter.submit(self._group.name, "the reduced gradients", lambda: self._hold(shard, held))
+        else:
+            self._exchange(shard)
+        if self._group.reads_at_once(shard.dtype):
+            self._submitter.drain()
+
+    def _forget(self) -> None:
+        self._held = []  # tasks that are under way have the one before
+
+    def _hold(self, shard: Tensor, held: list[Tensor]) -> None:
+        """Keep the gradients of a pass, of which torch gets zeros to add up."""
+        self._findings.look_at_sum(self._index, shard)
+        held[:] = [held[0].add_(shard) if held else shard.clone()]
+        shard.zero_()
+
+    def _exchange(self, shard: Tensor) -> None:
+        is_packed, held = self._numel == shard.numel(), self._held
         buffer = shard if is_packed else torch.empty(self._numel, dtype=shard.dtype, device=shard.device)
 
         def fill() -> None:
+            if held:
+                shard.add_(held.pop())
             self._findings.look_at_sum(self._index, shard)
             for source, target in self._pairs(shard, buffer):
                 if not is_packed:
@@ -222,15 +256,10 @@ class ReplicaHook:
                 filled=False,
             )
         )
-        if self._group.reads_at_once(shard.dtype):
-            self._submitter.drain()
 
     def _refuse(self) -> None:
-        raise RuntimeError(
-            f"a backward pass gave gradients to a part of {self._group.name} only, and torch does not say to which, so "
-            "that replicas would mix up parameters; call set_reduce_scatter_unused_params(True) on the model, or leave "
-            "replicas out of the plan."
-        )
+        harm = "so that replicas would mix up parameters"  # torch does not say of which there are any
+        raise describe_part(self._group.name, self._changed(), harm, "leave replicas out of the plan")
 
     def _pairs(self, shard: Tensor, buffer: Tensor) -> list[tuple[Tensor, Tensor]]:
         numels = [stop - start for start, stop in self._spans]

@@ -18,7 +18,7 @@ from pliant.comm.torch_private import destroy, group_factory
 from pliant.comm.transport import comm_alone
 from pliant.engine.shard_optimizer import ShardOptimizer
 
-__all__ = ["ShardedModel", "sharded_model"]
+__all__ = ["ShardedModel", "num_shards_of", "sharded_model"]
 
 
 class ShardedModel:
@@ -73,6 +73,10 @@ class ShardedModel:
     def names_of(self, group: ParamGroup) -> list[str]:
         """Return the full names of a group's parameters, in its order."""
         return [self.name_of(parameter) for parameter in group.parameters]
+
+    def changed_in(self, group: ParamGroup) -> list[str]:
+        """Return the parameters of a group that were trained when the run began and are not now, or the other way."""
+        return [n for p in group.parameters if p.requires_grad != ((n := self.name_of(p)) in self.shards)]
 
     @property
     def num_shards(self) -> int:
@@ -207,6 +211,11 @@ def sharded_model(
     except RuntimeError as error:
         raise ValueError(f"the sharded model cannot begin: {error}") from error
     return ShardedModel(module, names(), plain)
+
+
+def num_shards_of(model: ShardedModel | None) -> int:
+    """Return among how many ranks parameters are divided; 1 under replicate(), 0 where the model is whole (None)."""
+    return 0 if model is None else model.num_shards
 
 
 def _among(group: ProcessGroup | None, comm: Comm, whole: ProcessGroup) -> Comm | None:

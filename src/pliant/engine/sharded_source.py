@@ -125,6 +125,7 @@ class ShardedSource(GradientSource):
             index,
             self._receiver.receive,
             exchanges.findings,
+            lambda: self._model.changed_in(group),
         )
 
     def _begin(self, *_: object) -> None:

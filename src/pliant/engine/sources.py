@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -19,6 +19,9 @@ from pliant.engine.unused_parameters import UnusedParameterCheck
 from pliant.spec import Exchange, SyncPlan
 
 __all__ = ["DDPSource", "GradientReceiver", "GradientSource", "NoGradients"]
+
+_NOT_NOW: Any = 0
+"""DDP's `broadcast_buffers` while ranks differ: false, and yet told from the False that a user sets meanwhile."""
 
 
 class GradientReceiver(Protocol):
@@ -226,9 +229,10 @@ class DDPSource(GradientSource):
     def put_in_force(
         self, plan: SyncPlan, nodes: Mapping[str, Exchange], *, differ: bool, parts: Sequence[Part] = ()
     ) -> None:
-        """Set the size of buckets, and broadcast buffers only where ranks must have the same."""
+        """Set the size of buckets, and broadcast buffers only where ranks must have the same and the user wants it."""
         self._nodes = nodes
-        self._ddp.broadcast_buffers = self._shares_buffers and not differ
+        self._heed_user()
+        self._ddp.broadcast_buffers = _NOT_NOW if differ else self._shares_buffers
         self._hook.rebucket(self._ddp, plan.bucket_bytes)
 
     def meet(self) -> float:
@@ -258,7 +262,13 @@ class DDPSource(GradientSource):
 
     def close(self) -> None:
         """Leave an ordinary DDP model."""
+        self._heed_user()
         self._hook.receive, self._ddp.broadcast_buffers = None, self._shares_buffers
         if self._receiver.broken_off:
             self._hook.renew(self._ddp)
         self._watch.close()
+
+    def _heed_user(self) -> None:
+        """Keep what the user has said of buffers since the plan came in force."""
+        if self._ddp.broadcast_buffers is not _NOT_NOW:
+            self._shares_buffers = self._ddp.broadcast_buffers

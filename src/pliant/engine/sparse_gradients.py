@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pliant.buckets import as_real
 from pliant.codecs import all_finite
+from pliant.collectives.rounds import comm_for_rows
 from pliant.comm.base import Comm, PeerTensors
 from pliant.layouts.sparse_rows import cheapest_way
 from pliant.spec.plan import SparseWay
@@ -23,7 +24,8 @@ def has_finite_rows(g: Tensor) -> bool:
 class RowAverage:
     """Mean over ranks of the sparse gradients of one table, by the way that sends fewest bytes.
 
-    All ranks gather how many rows each has, and how many of them for each owner: 8 (n + 1) bytes. Then either
+    All ranks gather how many rows each has, and how many of them for each owner: 8 (n + 1) bytes. Gathers of few bytes
+    take few rounds (`comm_for_rows`). Then either
 
     - gather: indices and values of all ranks, padded to the rank with most rows, m: (n-1) m (8 + w) bytes, with w bytes
       of values in a row;
@@ -42,6 +44,8 @@ class RowAverage:
     def __init__(self, way: SparseWay = "auto") -> None:
         self._way: SparseWay = way
         self._distinct = 1.0
+        self._over: tuple[Comm, Comm] | None = None
+        """The ranks of the last call, and what gathers their numbers of rows."""
 
     def __call__(self, g: Tensor, bad: int, comm: Comm) -> list[int]:
         """Replace a sparse gradient by its mean over ranks, in place; return `bad` of every rank.
@@ -54,7 +58,10 @@ class RowAverage:
         """
         mine = g.div_(comm.size).coalesce()
         by_row = mine.sparse_dim() == 1 and not mine.is_complex()
-        held, founds = _counts(mine, bad, comm)
+        if self._over is None or self._over[0] is not comm:
+            self._over = comm, comm_for_rows(comm, 8 * (comm.size + 1), mine.device)
+        numbers = self._over[1]
+        held, founds = _counts(mine, bad, numbers)
         rows = [sum(each) for each in held]
         row_bytes = mine.values()[:0].element_size() * mine.shape[1:].numel()
         way = self._way if by_row else "gather"
@@ -65,7 +72,7 @@ class RowAverage:
         elif way == "gather":
             total = _gathered(mine, rows, comm)
         else:
-            total = _by_owners(mine, held, comm) if way == "owners" else _dense(mine, comm)
+            total = _by_owners(mine, held, comm, numbers) if way == "owners" else _dense(mine, comm)
         self._distinct = total.values().shape[0] / sum(rows) if max(rows) else self._distinct
         g.copy_(total)
         return founds
@@ -96,8 +103,8 @@ def _gathered(mine: Tensor, rows: Sequence[int], comm: Comm) -> Tensor:
     return _added(mine, [(all_indices[r, :held].t(), all_values[r, :held]) for r, held in enumerate(rows)])
 
 
-def _by_owners(mine: Tensor, held: Sequence[Sequence[int]], comm: Comm) -> Tensor:
-    """Return the same sum, of which each rank adds up a range of rows."""
+def _by_owners(mine: Tensor, held: Sequence[Sequence[int]], comm: Comm, numbers: Comm) -> Tensor:
+    """Return the same sum, of which each rank adds up a range of rows; `numbers` gathers how many it has come to."""
     me, size = comm.rank, comm.size
     index_parts, value_parts = mine.indices()[0].split(list(held[me])), mine.values().split(list(held[me]))
     came = [
@@ -113,7 +120,7 @@ def _by_owners(mine: Tensor, held: Sequence[Sequence[int]], comm: Comm) -> Tenso
     comm.exchange(sends, receives).wait()
     own = _added(mine, [(indices[None], values) for indices, values in came])
     counts = torch.empty(size, dtype=torch.int64, device=mine.device)
-    comm.all_gather(counts, counts.new_tensor([own.values().shape[0]])).wait()
+    numbers.all_gather(counts, counts.new_tensor([own.values().shape[0]])).wait()
     rows: list[int] = counts.tolist()
     all_indices = _gather_rows(own.indices()[0], max(rows), comm)
     all_values = _gather_rows(own.values(), max(rows), comm)
@@ -149,5 +156,6 @@ def _gather_rows(x: Tensor, most: int, comm: Comm) -> Tensor:
     padded = x.new_zeros(most, *x.shape[1:])
     padded[: x.shape[0]] = x
     out = x.new_empty(comm.size, *padded.shape)
-    comm.all_gather(as_real(out).view(-1), as_real(padded).view(-1)).wait()
+    gather = comm_for_rows(comm, padded.nbytes, x.device)
+    gather.all_gather(as_real(out).view(-1), as_real(padded).view(-1)).wait()
     return out

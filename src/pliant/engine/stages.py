@@ -1,6 +1,7 @@
 """Work in stages, as generators that yield where the next stage may begin."""
 
 from collections.abc import Generator, Sequence
+from contextlib import ExitStack
 from typing import TypeVar
 
 __all__ = ["do_all", "side_by_side"]
@@ -23,7 +24,9 @@ def side_by_side(works: Sequence[Generator[None, None, T]]) -> Generator[None, N
     Where one raises, the others are closed, so that what they have under way ends.
     """
     results: dict[int, T] = {}
-    try:
+    with ExitStack() as stack:  # which closes all, whatever one of them raises
+        for work in reversed(works):
+            stack.callback(work.close)
         while True:
             for k, work in enumerate(works):
                 if k not in results:
@@ -34,6 +37,3 @@ def side_by_side(works: Sequence[Generator[None, None, T]]) -> Generator[None, N
             if len(results) == len(works):
                 return [results[k] for k in range(len(works))]
             yield
-    finally:
-        for work in works:
-            work.close()

@@ -20,6 +20,7 @@ from pliant.engine.plan_resolution import PlanLike, require_plan, resolve_plan
 from pliant.engine.rank_checks import gather_numbers
 from pliant.engine.relaxed_model import RelaxedModel
 from pliant.engine.shard_exchanges import ShardExchanges
+from pliant.engine.sharded_model import num_shards_of
 from pliant.engine.skipping import CountsSkips
 from pliant.engine.sources import GradientSource
 from pliant.engine.step_counts import plan_number
@@ -65,7 +66,7 @@ class SwitchesPlans(CountsSkips):
     @property
     def num_shards(self) -> int:
         """Ranks among which parameters are divided; 1 under replicate(), 0 for whole ones."""
-        return 0 if self._relaxed.sharded is None else self._relaxed.sharded.num_shards
+        return num_shards_of(self._relaxed.sharded)
 
     def switch(self, what: PlanLike, *, pay: bool = True) -> None:
         """Put another plan in force, on all ranks between the same two steps (Note [what a switch carries over]).

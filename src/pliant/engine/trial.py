@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pliant.comm.base import CommError
+from pliant.comm.fsdp_private import param_groups
 from pliant.engine.agreement import ReplicasDisagreeError
 from pliant.engine.gradient_exchange import NonFiniteGradientError
 from pliant.engine.shard_optimizer import as_local
@@ -28,7 +29,10 @@ class Snapshot:
 
     @torch.no_grad()
     def __init__(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        self._parameters = [(p, p.detach().clone()) for p in module.parameters()]
+        # Of a sharded model what is kept, also within a pass, when memory of that pass stands in its place.
+        kept = {key: p for group in param_groups(module) for key, p in group.stand_ins.items()}
+        lasting: list[Tensor] = [kept.get(id(p), p) for p in module.parameters()]
+        self._parameters = [(p, p.detach().clone()) for p in lasting]
         self._buffers = [
             (owner, name, buffer.detach().clone())
             for owner in module.modules()

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from pliant.engine.hooks import Hook
 
-__all__ = ["FrozenParameters", "IncompleteBackwardError", "UnusedParameterCheck"]
+__all__ = ["FrozenParameters", "IncompleteBackwardError", "UnusedParameterCheck", "begin_anew"]
 
 
 class IncompleteBackwardError(RuntimeError):
@@ -66,6 +66,13 @@ class UnusedParameterCheck:
         missing = [name for name in self._parameters if name not in self._touched]
         if not touched:
             return
+        if self._synchronizes and (frozen := [n for n in missing if not self._parameters[n].requires_grad]):
+            raise IncompleteBackwardError(
+                f"{len(frozen)} parameters were frozen after relax() ({_list_names(frozen)}), but DDP waits for their "
+                "gradients, so their buckets were not exchanged, and a step now would let the ranks drift apart. To "
+                f"train without them, {begin_anew(wrapped=True, wrapped_here=self._wrapped_here)}. No weight was "
+                "changed."
+            )
         if self._synchronizes and missing:
             raise IncompleteBackwardError(
                 f"{len(missing)} parameters got no gradient in this backward pass ({_list_names(missing)}), so their "
@@ -129,11 +136,12 @@ class FrozenParameters:
 
     Args:
         module: The model.
+        cure: What to do to train them; see `begin_anew`.
 
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
+    def __init__(self, module: nn.Module, cure: str) -> None:
+        self._frozen, self._cure = {name: p for name, p in module.named_parameters() if not p.requires_grad}, cure
 
     def require_frozen(self, optimizer: Optimizer) -> None:
         """Raise IncompleteBackwardError if an optimizer would step some of them."""
@@ -142,10 +150,25 @@ class FrozenParameters:
         if names := [trained[key] for key in stepped if key in trained]:
             raise IncompleteBackwardError(
                 f"{len(names)} parameters have a gradient ({_list_names(names)}) that nothing exchanges, since they "
-                "were frozen when relax() was called, and a step now would let the ranks drift apart. close() the run, "
-                "wrap the module anew where it was wrapped, and call relax() again; or freeze them again. No weight "
-                "was changed."
+                "were frozen when relax() was called, and a step now would let the ranks drift apart. To train them, "
+                f"{self._cure}; or freeze them again. No weight was changed."
             )
+
+
+def begin_anew(*, wrapped: bool, wrapped_here: bool) -> str:
+    """Return what to do where other parameters are to be trained than when a run began.
+
+    A DDP cannot be left: as long as it lives, its hooks meet the gradients of one that wraps the module anew.
+
+    Args:
+        wrapped: Whether the model is in a DDP, which exchanges those that were trained when it was made.
+        wrapped_here: Whether relax() has made it.
+
+    """
+    if not wrapped:
+        return "close() the run and call relax() again"
+    first = "relax() is called" if wrapped_here else "DistributedDataParallel wraps the module"
+    return f"choose what is trained before {first}, in a new process that goes on from a checkpoint"
 
 
 def _call(method: "weakref.WeakMethod[Callable[[str, Tensor], None]]", name: str, gradient: Tensor) -> None:

@@ -1,7 +1,6 @@
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportUnknownParameterType=false
 """Pliant in the Trainer of Lightning, as its strategy."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +11,8 @@ from torch import nn
 
 from pliant.autotune.options import Auto
 from pliant.engine.plan_resolution import PlanLike
+from pliant.engine.rank_files import remove_rank_file
+from pliant.engine.remote_files import is_url
 from pliant.engine.run import Run
 from pliant.entry import relax
 from pliant.integrations.loop import FrameworkLog
@@ -72,7 +73,7 @@ class PliantStrategy(DDPStrategy):
             nonfinite="raise" if scaler is None else "propagate",
         )
         if (path := self._trainer.ckpt_path) is not None:  # which may be a link, such as last.ckpt
-            self.run.load_part(_beside(Path(path).resolve()), scaler=scaler)
+            self.run.load_part(_beside(path if is_url(str(path)) else Path(path).resolve()), scaler=scaler)
         if self._trainer.loggers:
             self.run.log_to(FrameworkLog(write=self._write), every=max(1, self._trainer.log_every_n_steps))
 
@@ -115,11 +116,10 @@ class PliantStrategy(DDPStrategy):
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
-        """Remove a checkpoint and the folder beside it."""
+        """Remove a checkpoint, and this rank's part beside it: Lightning calls this on all ranks."""
         super().remove_checkpoint(filepath)
-        if self.is_global_zero:
-            shutil.rmtree(_beside(filepath), ignore_errors=True)
+        remove_rank_file(_beside(filepath), self.global_rank)
 
 
-def _beside(checkpoint: str | Path) -> Path:
-    return Path(f"{checkpoint}.pliant")
+def _beside(checkpoint: str | Path) -> str:
+    return f"{checkpoint}.pliant"

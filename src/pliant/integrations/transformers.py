@@ -53,8 +53,10 @@ class PliantCallback(TrainerCallback):
         self._mean = ExitStack()
         """Holds the block in which the model is the mean over ranks."""
         self._resume_from: str | Path | bool | None = None
+        self._trial: Any = None
+        """Trial of a hyperparameter search, whose checkpoints have a folder of their own."""
         self._train, self._log = trainer.train, trainer.log
-        # The Trainer tells callbacks neither where it resumes from, nor what it logs before it is logged.
+        # The Trainer tells callbacks neither where it resumes from, nor of which trial, nor what it is about to log.
         trainer.train, trainer.log = self._noting_train, self._adding_log
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -96,8 +98,8 @@ class PliantCallback(TrainerCallback):
         """Write this rank's part into the Trainer's checkpoint."""
         self._mean.close()
         if self.run is not None and not args.save_only_model:
-            folder = Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-            self.run.save_part(folder / "pliant")
+            folder = args.output_dir if self._trial is None else self.trainer._get_output_dir(self._trial)
+            self.run.save_part(Path(str(folder)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}" / "pliant")
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Close the run; the best model, if the Trainer has loaded it, stays."""
@@ -113,6 +115,7 @@ class PliantCallback(TrainerCallback):
 
     def _noting_train(self, resume_from_checkpoint: str | Path | bool | None = None, *args: Any, **options: Any) -> Any:
         self._resume_from = resume_from_checkpoint
+        self._trial = args[0] if args else options.get("trial")
         try:
             return self._train(resume_from_checkpoint, *args, **options)
         except BaseException as error:

@@ -3,7 +3,16 @@
 from functools import cache
 from typing import Literal, NamedTuple
 
-__all__ = ["AverageForm", "Hop", "average_form", "codes_in_rounds", "forwards", "is_short", "rounds_among"]
+__all__ = [
+    "AverageForm",
+    "Hop",
+    "average_form",
+    "codes_in_rounds",
+    "forwards",
+    "gathers_in_rounds",
+    "is_short",
+    "rounds_among",
+]
 
 AverageForm = Literal["gather", "halves", "ring"]
 
@@ -13,15 +22,15 @@ rounds are chosen: all ranks must choose alike, before links are known. At 64 ra
 messages and a delay, 24 ms, two rounds cost 14 messages and two delays, 14 ms, and six of one partner each 32 ms. Links
 with a delay below 15 ms gain by two, others lose."""
 _SHORT_BYTES = 1 << 14
-"""Longest row that is gathered in rounds, where flows that meet at an interface take up to 17 % longer
-(`Overheads.sharing`). At 64 ranks and 100 Mbit/s that is as long as a ring's further messages from 28 KB on."""
+"""Longest row that goes in rounds among any number of ranks, where flows that meet at an interface take up to 17 %
+longer (`Overheads.sharing`). At 64 ranks and 100 Mbit/s that is as long as a ring's further messages from 28 KB on."""
 _GATHER_BYTES = 1 << 18
 """Up to so many bytes out of a rank, a gather takes less time than two halves on the networks that we know."""
 _HALVES_BYTES = 1 << 22
 """Up to vectors of so many bytes, halves take less time than a ring's many rounds; then sends of all to one jam."""
 _PARTS_BYTES = 1 << 19
 """The same where few bytes must go: measured, two halves of 0.2 MB take 1.09 of what the link allows at 100
-Mbit/s, of 1.2 MB 1.41, and a ring 1.06."""
+Mbit/s, of 1.2 MB 1.41, and a ring 1.06. A gather that brings a rank more bytes than this goes around a ring too."""
 
 
 class Hop(NamedTuple):
@@ -72,8 +81,17 @@ def _seconds(rounds: tuple[tuple[Hop, ...], ...]) -> float:
 
 
 def is_short(row_bytes: float) -> bool:
-    """Say whether rows of so many bytes are gathered in rounds, and not around a ring."""
+    """Say whether rows of so many bytes go in rounds among any number of ranks."""
     return row_bytes <= _SHORT_BYTES
+
+
+def gathers_in_rounds(row_bytes: float, size: int) -> bool:
+    """Say whether all get a row of so many bytes from each in few rounds, and not around a ring of size - 1 turns.
+
+    As many bytes go either way, but each turn of a ring waits for the links' delays, over Gloo there and back. Straight
+    messages lose where many bytes meet at an interface. Between two ranks none meet.
+    """
+    return size == 2 or is_short(row_bytes) or row_bytes * (size - 1) <= _PARTS_BYTES
 
 
 def average_form(numel: int, size: int, *, in_parts: bool = False) -> AverageForm:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pliant.network.addresses import MAX_HOSTS
 from pliant.network.host_shape import link_table
+from pliant.network.shaping import HELD_PACKETS
 from pliant.spec import Topology
 from pliant.spec.units import format_rate, format_time
 
@@ -29,14 +30,27 @@ def require_possible(topology: Topology) -> None:
                 f"{what} has {format_rate(rate)}, at which a packet takes longer than a second, so that connections "
                 f"give up; give at least {format_rate(_LEAST)} (--scale makes rates smaller)."
             )
-    for link in topology.links:
-        held = link.bytes_per_s * (link.latency_s + link.jitter_s) / _PACKET_BYTES
-        if held > _MAX_HELD:
+    for what, rate, late_s, most in _lines(topology):
+        held = rate * late_s / _PACKET_BYTES
+        if held > most:
             raise ValueError(
-                f"the link from {link.source} to {link.target} has {format_rate(link.bytes_per_s)} and "
-                f"{format_time(link.latency_s + link.jitter_s)}, and so {held:.0f} packets on their way, but at most "
-                f"{_MAX_HELD} can be held; scale its rate down (--scale)."
+                f"{what} has {format_rate(rate)} and {format_time(late_s)}, and so {held:.0f} packets on their way, "
+                f"but at most {most} can be held; scale its rate down (--scale)."
             )
+
+
+def _lines(topology: Topology) -> Iterator[tuple[str, float, float, int]]:
+    """Yield what is late, its rate, 0 if nothing limits it, how late it is, and how many packets can be held for it."""
+    hosts = {host.name: host for host in topology.hosts}
+    for link in topology.links:
+        rates = link.bytes_per_s, hosts[link.source].send_bytes_per_s, hosts[link.target].receive_bytes_per_s
+        late_s = link.latency_s + link.jitter_s
+        yield f"the link from {link.source} to {link.target}", min(filter(None, rates), default=0.0), late_s, _MAX_HELD
+    linked = {(link.source, link.target) for link in topology.links}
+    for host in topology.hosts:
+        sent = [h.send_bytes_per_s for h in topology.hosts if h is not host and (h.name, host.name) not in linked]
+        rates = host.receive_bytes_per_s, sum(sent) if all(sent) else 0.0
+        yield f"{host.name} in", min(filter(None, rates), default=0.0) if sent else 0.0, host.delay_s, HELD_PACKETS
 
 
 def _rates(topology: Topology) -> Iterator[tuple[str, float]]:

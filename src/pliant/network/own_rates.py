@@ -48,7 +48,9 @@ def own_rate(comm: Comm, sent_bytes: float, busy_s: float) -> float:
     return 0.0 if lacking else rate * Overheads().wire_factor
 
 
-def topology_of_messages(comm: Comm, rate: float, message_s: float, connections: int) -> Topology | None:
+def topology_of_messages(
+    comm: Comm, rate: float, message_s: float, connections: int, hosts: Sequence[Sequence[int]] | None = None
+) -> Topology | None:
     """Return the hosts with one rate for all, if the messages of training say enough. Collective.
 
     One stream of 0.3 s goes from each host to the next at the same time, which shows whether hosts are even; and each
@@ -61,12 +63,13 @@ def topology_of_messages(comm: Comm, rate: float, message_s: float, connections:
         rate: From `own_rate`, in bytes per s.
         message_s: Time that one message of this rank took, in s.
         connections: Connections between each two ranks.
+        hosts: Ranks of each host; those of each machine if None.
 
     Returns:
         The same on all ranks; None where a probe is needed, or where all ranks are on one host.
 
     """
-    names, places = ranks_of_hosts(comm, None)
+    names, places = ranks_of_hosts(comm, hosts)
     if len(places) == 1 or rate <= 0:
         return None
     leaders = comm.split([[ranks[0] for ranks in places]], 1)

@@ -3,7 +3,16 @@
 from pliant.network.addresses import address_of
 from pliant.network.host_shape import HostShape
 
-__all__ = ["LEAST_BURST", "QUEUE_S", "burst_bytes", "htb_lines", "netem_command", "queue_bytes", "tbf_command"]
+__all__ = [
+    "HELD_PACKETS",
+    "LEAST_BURST",
+    "QUEUE_S",
+    "burst_bytes",
+    "htb_lines",
+    "netem_command",
+    "queue_bytes",
+    "tbf_command",
+]
 
 QUEUE_S = 0.05
 """How long a full queue takes to empty, if no round trip is longer. Long enough that several senders to one host do not
@@ -12,7 +21,7 @@ lose packets for ever, short enough that a small message is not stuck behind sec
 LEAST_BURST = 128_000
 """Bytes. A smaller bucket suits small messages, which should not pass at once, but runs over on a busy machine."""
 _MAX_BURST_BYTES = 1_250_000
-_HELD_PACKETS = 100_000  # a delay line, not a queue: it must not be what drops
+HELD_PACKETS = 100_000  # a delay line, not a queue: it must not be what drops
 _NO_LIMIT = 12.5e9  # bytes/s: more than any emulated host sends
 _TURN_BYTES = 60_000  # what a class may send before others have their turn: about one packet before segmentation
 _FIRST_CLASS = 0x10  # numbers of classes, which tc reads as hexadecimal; 1 is for all of a host, 2 for other targets
@@ -57,7 +66,7 @@ def netem_command(device: str, delay_s: float) -> list[str]:
     The other way round, netem would take the place of the shaper's queue, and its length.
     """
     where = ["tc", "qdisc", "replace", "dev", device, "root", "handle", "1:"]
-    return [*where, "netem", "delay", f"{delay_s * 1e6:.0f}us", "limit", str(_HELD_PACKETS)]
+    return [*where, "netem", "delay", f"{delay_s * 1e6:.0f}us", "limit", str(HELD_PACKETS)]
 
 
 def htb_lines(device: str, shape: HostShape, *, burst: int = LEAST_BURST, fresh: bool = True) -> list[str]:

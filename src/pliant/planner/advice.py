@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from pliant.planner.buffers import buffers_reason
 from pliant.planner.risk import is_adaptive_name
-from pliant.spec import Exchange, LocalSteps, SyncPlan, Workload
+from pliant.spec import Exchange, LocalSteps, SyncPlan, Topology, Workload
 
 __all__ = ["Advice", "AppliedAdvice", "OptimizerLike", "advise", "apply"]
 
@@ -36,6 +37,8 @@ class Advice:
     pace: Literal["lockstep", "free"]
     """Whether ranks should wait for each other."""
     pace_reason: str
+    buffers_reason: str = ""
+    """Why DDP should not broadcast buffers; "" to let it."""
 
     @property
     def sentence(self) -> str:
@@ -44,18 +47,27 @@ class Advice:
         rise = ", after a warm-up" if self.warm_up else ""
         other = f"; consider {self.optimizer}" if self.optimizer else ""
         wait = "let ranks wait for each other" if self.pace == "lockstep" else "let no rank wait"
+        wait += "; give DDP broadcast_buffers=False" if self.buffers_reason else ""
         return f"{rate} (tuned for {_amount(self.tuned_for, self.batch_size)} a step){rise}{other}; {wait}."
 
     @property
     def paragraph(self) -> str:
         """The advice with its reasons."""
-        return " ".join(
-            part for part in (self.sentence, self.lr_reason, self.optimizer_reason, self.pace_reason) if part
-        )
+        reasons = (self.lr_reason, self.optimizer_reason, self.pace_reason, self.buffers_reason)
+        return " ".join(filter(None, (self.sentence, *reasons)))
 
 
-def advise(workload: Workload, num_ranks: int, plan: SyncPlan, *, optimizer: str = "SGD", tuned_for: int = 0) -> Advice:
-    """Return the changes of the optimizer that a plan asks for.
+def advise(
+    workload: Workload,
+    num_ranks: int,
+    plan: SyncPlan,
+    *,
+    optimizer: str = "SGD",
+    tuned_for: int = 0,
+    topology: Topology | None = None,
+    step_s: float = math.nan,
+) -> Advice:
+    """Return the changes of the optimizer, and of DDP, that a plan asks for.
 
     The rate that is best for a batch B is eps_max / (1 + B_noise / B) (McCandlish et al., arXiv:1812.06162, section
     2.2): linear in B up to about the noise scale, as in Goyal et al. (arXiv:1706.02677), and constant far beyond it.
@@ -68,6 +80,8 @@ def advise(workload: Workload, num_ranks: int, plan: SyncPlan, *, optimizer: str
         plan: The exchange of most elements decides.
         optimizer: Name of its class, such as 'SGD', 'AdamW'. A name without a known rule keeps its rate.
         tuned_for: Samples a step for which the learning rate was tuned; 0 for those of one rank.
+        topology: Hosts and links, over which DDP broadcasts buffers; None if it does not.
+        step_s: Time of a step under the plan, in s.
 
     Raises:
         ValueError: There are no ranks, or a negative number of samples.
@@ -96,6 +110,7 @@ def advise(workload: Workload, num_ranks: int, plan: SyncPlan, *, optimizer: str
         optimizer_reason=other_why,
         pace=pace,
         pace_reason=pace_why,
+        buffers_reason=buffers_reason(workload, plan, topology, step_s),
     )
 
 

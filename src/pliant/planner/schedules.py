@@ -32,33 +32,45 @@ from pliant.spec import (
 __all__ = ["scheduled_plan", "with_schedules"]
 
 
-def scheduled_plan(genes: Genome, workload: Workload, topology: Topology) -> SyncPlan:
+def scheduled_plan(
+    genes: Genome, workload: Workload, topology: Topology, overheads: Overheads | None = None
+) -> SyncPlan:
     """Return the plan of a genome, named "auto", with schedules for the network."""
-    return with_schedules(genes.plan("auto"), workload, topology)
+    return with_schedules(genes.plan("auto"), workload, topology, overheads)
 
 
-def with_schedules(plan: SyncPlan, workload: Workload, topology: Topology) -> SyncPlan:
+def with_schedules(
+    plan: SyncPlan, workload: Workload, topology: Topology, overheads: Overheads | None = None
+) -> SyncPlan:
     """Return the plan with the schedule that is predicted to be the fastest in the place of each that is "auto".
 
     It is made for the plan's buckets, or for the whole model if that is smaller, for what a node sends of them, and for
     the pause in which ranks compute before it, since links that were silent start slowly. That of owners is made for
     the whole model's weights on their way back as well. Where torch's own all-reduce is predicted to be as fast, or of
     sums in codes owners of equal parts, or straight messages to owners, that remains.
+
+    Args:
+        plan: Any plan.
+        workload: What a step computes and exchanges.
+        topology: The network.
+        overheads: Measured costs beside it; if None, those of the machines that hosts name, or the defaults.
+
     """
     if not any(rule.exchange.needs_links for rule in plan.rules):
         return plan
+    beside = overheads if overheads is not None else overheads_of(topology)
 
     def known(node: Exchange) -> Exchange:
         bucket = _bucket_of(node, plan, workload)
-        overheads = replace(overheads_of(topology), pause_s=_pause_s(node, workload, plan))
+        costs = replace(beside, pause_s=_pause_s(node, workload, plan))
         places = topology.one_rank_each if node.levels else topology
 
         def fastest(inner: Exchange) -> Scheduling | OwnerScheduling:
             if isinstance(inner, OwnedOptimizer):
-                return _to_owners(inner, bucket, workload, topology, places, overheads)
+                return _to_owners(inner, bucket, workload, topology, places, costs)
             is_coded = inner.selection.is_coded if isinstance(inner, BlockSparse) else isinstance(inner, ScatterGather)
             sent_bytes = _sent_bytes(inner, bucket, workload)
-            return fastest_schedule(sent_bytes, places, overheads, is_coded=is_coded) or "ring"
+            return fastest_schedule(sent_bytes, places, costs, is_coded=is_coded) or "ring"
 
         return with_schedule(node, fastest)
 

@@ -19,7 +19,7 @@ from pliant.codecs import Codec
 from pliant.comm import Comm, broadcast_text
 from pliant.comm.transport import comm_alone, comm_by_host
 from pliant.engine.nodes import layer_classes
-from pliant.engine.rank_checks import require_same_names
+from pliant.engine.rank_checks import raise_together, require_same_names
 from pliant.engine.relaxed_model import innermost, list_tensors, module_of, strip_wrappers
 from pliant.profiling.gradient_statistics import GradientStatistics, noise_scale
 from pliant.profiling.sharded_parameters import ShardedParameters
@@ -101,20 +101,16 @@ class Observation:
 
         Raises:
             ValueError: Too few steps were made, or ranks have models of different parameters.
-            RuntimeError: Where backward begins could not be seen.
+            RuntimeError: Where backward begins could not be seen; or another rank has raised one of these.
 
         """
+        error = self._times.blindness
         if not self.done:
             wanted = self._timed_until + self._gradient_steps
             told = "go on until done is True, or ask observe() for fewer"
-            raise ValueError(f"the observation needs {wanted} steps, but saw {self._taken}; {told}.")
-        if self._times.blind:
-            raise RuntimeError(
-                "gradients came, but the model's output held no tensor that requires a gradient, so the start of "
-                "backward was not seen; let the module that is observed return its tensors by themselves, or in lists, "
-                "dicts or dataclasses, and call it, not a part of it."
-            )
+            error = ValueError(f"the observation needs {wanted} steps, but saw {self._taken}; {told}.")
         with nullcontext(comm) if comm is not None else closing(self._open_comm()) as ours:
+            raise_together(error, ours, self._device, kind=RuntimeError)
             return self._share(ours, name or type(self._module).__name__)
 
     def __enter__(self) -> Self:

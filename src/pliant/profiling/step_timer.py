@@ -51,6 +51,17 @@ class StepTimer:
         self.blind = False
         """Whether the start of a backward was not seen."""
 
+    @property
+    def blindness(self) -> Exception | None:
+        """The error of one that is blind; None if it is not."""
+        if not self.blind:
+            return None
+        return RuntimeError(
+            "gradients came, but the model's output held no tensor that requires a gradient, so the start of backward "
+            "was not seen; let the module that is observed return its tensors by themselves, or in lists, dicts or "
+            "dataclasses, and call it, not a part of it."
+        )
+
     def before_forward(self) -> None:
         """Mark the start of a forward pass."""
         now = self._now

@@ -25,6 +25,8 @@ from pliant.spec import Topology, from_json, to_json
 __all__ = ["BackgroundSolver", "SolverJob", "SolverOptions", "SolverProcess", "main"]
 
 _NUM_WATCHED = 64
+"""Sets of blocks that are remembered, since they may be others in each call; of dense sums there are only so many kinds
+as a model has buckets, and none is forgotten, or those that come in turn would never be searched for."""
 _SLACK_S = 120.0
 """Beyond the programs' limits, for what is done before and after them; then the process ends itself."""
 
@@ -217,7 +219,7 @@ class BackgroundSolver:
             return
         watched = self._watched.setdefault(blocks, _Watched())
         self._watched.move_to_end(blocks)
-        if len(self._watched) > _NUM_WATCHED:
+        if len(self._watched) > _NUM_WATCHED and not is_dense:
             self._watched.popitem(last=False)
         if len(watched.seconds) < self._options.after:
             watched.seconds.append(seconds)

@@ -13,12 +13,12 @@ import torch
 from pliant.accelerator import synchronize
 from pliant.comm.base import Comm
 from pliant.comm.text_broadcast import broadcast_text
-from pliant.netmodel import Overheads
+from pliant.netmodel import Overheads, overheads_of
 from pliant.schedules.background import BackgroundSolver, SolverOptions
 from pliant.schedules.collective import Collective
 from pliant.spec import Schedule, Topology, from_json, to_json
 
-__all__ = ["SCHEDULE_SOLVER", "ScheduleChoice", "SumKind", "choice_for"]
+__all__ = ["SCHEDULE_SOLVER", "ScheduleChoice", "SumKind", "choice_for", "require_places"]
 
 SCHEDULE_SOLVER = SolverOptions(after=8, limit_s=20.0, trials=5)
 """Sums of a kind before a search for it, its time limit, and sums on trial."""
@@ -76,14 +76,9 @@ class ScheduleChoice:
         num_places = comm.size if num_places is None else num_places
         self.comm = comm
         """Ranks that add up."""
+        require_places(schedule, num_places)
         self._given = schedule if isinstance(schedule, Schedule) else None
         self._topology = _topology_for(num_places, schedule) if isinstance(schedule, Topology) else None
-        if self._given is not None and self._given.num_ranks != num_places:
-            raise ValueError(
-                f"the schedule {self._given.name!r} is for {self._given.num_ranks} ranks, but {num_places} add up; "
-                "make one for this network with `pliant schedule`."
-            )
-        self._overheads = overheads if overheads is not None else Overheads()
         self._ready: dict[str, Callable[..., None]] = {}
         self._known: dict[str, SumKind] = {}
         """Kinds that were asked for and still come, the same on all ranks."""
@@ -96,7 +91,8 @@ class ScheduleChoice:
         """Whether rank 0 has something to decide; sums while it had; and sums of a kind before a search for it."""
         self._solver: BackgroundSolver | None = None
         if self._topology is not None and comm.rank == 0:
-            self._solver = BackgroundSolver(solver, self._topology, self._overheads)
+            known = overheads if overheads is not None else overheads_of(self._topology)
+            self._solver = BackgroundSolver(solver, self._topology, known)
             weakref.finalize(self, self._solver.close)
 
     @property
@@ -195,13 +191,21 @@ _MADE: "weakref.WeakValueDictionary[tuple[int, Schedule | Topology, int], Schedu
 """Each keeps the comm of its key, so that no other has its id."""
 
 
+def require_places(schedule: Schedule | Topology, num_places: int) -> None:
+    """Raise ValueError for a schedule or a topology that is for another number of those who add up."""
+    if isinstance(schedule, Schedule):
+        if schedule.num_ranks != num_places:
+            raise ValueError(
+                f"the schedule {schedule.name!r} is for {schedule.num_ranks} ranks, but {num_places} add up; make one "
+                "for this network with `pliant schedule`."
+            )
+    elif num_places not in (schedule.num_ranks, len(schedule.hosts)):
+        raise ValueError(
+            f"the topology has {schedule.num_ranks} ranks on {len(schedule.hosts)} hosts, but {num_places} ranks add "
+            "up; probe this cluster, or use schedule='auto'."
+        )
+
+
 def _topology_for(num_places: int, topology: Topology) -> Topology:
     """Return the network of those who add up: of all ranks, or of one for each host."""
-    if num_places == topology.num_ranks:
-        return topology
-    if num_places == len(topology.hosts):
-        return topology.one_rank_each
-    raise ValueError(
-        f"the topology has {topology.num_ranks} ranks on {len(topology.hosts)} hosts, but {num_places} ranks add up; "
-        "probe this cluster, or use schedule='auto'."
-    )
+    return topology if num_places == topology.num_ranks else topology.one_rank_each

@@ -65,7 +65,6 @@ def predict_cost(
         ValueError: The topology has another number of ranks.
 
     """
-    overheads = overheads if overheads is not None else Overheads()
     if topology.num_ranks != schedule.num_ranks:
         raise ValueError(
             f"the schedule {schedule.name!r} is for {schedule.num_ranks} ranks, but the topology has "
@@ -115,8 +114,7 @@ def lower_bound_s(collective: Collective, topology: Topology, overheads: Overhea
     all-reduce. Latency: a sum over hosts that is needed on several has two rounds between hosts. The result is the
     largest of the byte bounds and the latency.
     """
-    overheads = overheads if overheads is not None else Overheads()
-    links, factor = Links(topology, overheads), overheads.wire_factor
+    links = Links(topology, overheads)
     host_of: list[int] = links.host_of.tolist()
     num_rounds = num_crossings = 0
     for held, needed in zip(collective.holders, collective.needers, strict=True):
@@ -126,13 +124,13 @@ def lower_bound_s(collective: Collective, topology: Topology, overheads: Overhea
             num_rounds = max(num_rounds, (len(held) > 1) + (len(needed) > 1) or int(held != needed))
             num_crossings = max(num_crossings, (len(holding) > 1) + (len(needing) > 1) or int(holding != needing))
     rack_of: list[int] = links.rack_of[links.host_of].tolist() if len(links.up_s) else []  # (num_ranks,)
-    wire_s = factor * max(
+    wire_s = links.overheads.wire_factor * max(
         _crossing_s(collective, host_of, *_sides_s(links)),
         _crossing_s(collective, rack_of, links.up_s.tolist(), links.down_s.tolist()),
     )
     apart = ~np.eye(links.num_hosts, dtype=bool)
     shortest_s = float(links.delays_s[apart].min(initial=np.inf)) if links.num_hosts > 1 else 0.0
-    return wire_s + num_crossings * shortest_s + num_rounds * overheads.message_s
+    return wire_s + num_crossings * shortest_s + num_rounds * links.overheads.message_s
 
 
 def _sides_s(links: Links) -> tuple[list[float], list[float]]:

@@ -61,7 +61,7 @@ def dense_candidates(
         limit_s: Time for all trees together.
 
     """
-    overheads = overheads if overheads is not None else Overheads()
+    overheads = overheads if overheads is not None else overheads_of(topology)
     found = [_candidate(s, num_bytes, topology, overheads) for s in _schedules(topology, overheads, limit_s)]
     return sorted(found, key=lambda each: (each.cost.total_s, each.cost.num_messages, each.name))
 

@@ -61,7 +61,7 @@ def owner_candidates(
         limit_s: Time for all trees together.
 
     """
-    overheads = overheads if overheads is not None else Overheads()
+    overheads = overheads if overheads is not None else overheads_of(topology)
     given = [round(num_sums * to + back) for to, back in zip(to_bytes, from_bytes, strict=True)]
     part = sum(given) / len(given) / _PARTS or 1
     shares = tuple(max(1, round(each / part)) if each else 0 for each in given)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.netmodel import Links, Overheads
+from pliant.netmodel import Links, Overheads, overheads_of
 from pliant.schedules.collective import Collective
 from pliant.spec import Topology
 
@@ -111,7 +111,7 @@ def greedy_owners(
         quick: Whether to take less than half the time, with a slightly worse result.
 
     """
-    overheads = overheads if overheads is not None else Overheads()
+    overheads = overheads if overheads is not None else overheads_of(topology)
     loads = _Loads(collective, topology, overheads, merged=merged)
     hosts = _place(collective, loads, [host.num_ranks for host in topology.hosts], _FEW if quick else _POWERS)
     owners = _ranks_for(collective, [topology.ranks_of(host) for host in hosts])
@@ -136,7 +136,7 @@ def solve_owners(
     x is the sum over its hosts. The result depends on how fast the solver is:
     let one rank solve it, and broadcast what it finds.
     """
-    overheads = overheads if overheads is not None else Overheads()
+    overheads = overheads if overheads is not None else overheads_of(topology)
     greedy = greedy_owners(collective, topology, overheads, merged=merged)
     loads = _Loads(collective, topology, overheads, merged=merged)
     blocks = np.flatnonzero(loads.moving)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pliant.netmodel import Links, Overheads
+from pliant.netmodel import Links, Overheads, overheads_of
 from pliant.schedules.collective import Collective
 from pliant.schedules.cost import predict_cost
 from pliant.schedules.verify import verify
@@ -60,7 +60,7 @@ def solve_rounds(
         ValueError: There are too many blocks, ranks and rounds.
 
     """
-    overheads = overheads if overheads is not None else Overheads()
+    overheads = overheads if overheads is not None else overheads_of(topology)
     verify(schedule, collective)
     before_s, bound_s = predict_cost(schedule, collective, topology, overheads).total_s, 0.0
     if too_large(schedule):

@@ -1,6 +1,6 @@
 """Integer programs that improve the best schedule of the family, within a time limit."""
 
-from pliant.netmodel import Overheads
+from pliant.netmodel import Overheads, overheads_of
 from pliant.schedules.collective import Collective, merge_blocks
 from pliant.schedules.cost import predict_cost
 from pliant.schedules.family import build_schedule
@@ -19,7 +19,7 @@ def improve_owners(
     best: Candidate, topology: Topology, overheads: Overheads | None = None, *, limit_s: float
 ) -> Candidate:
     """Return the candidate with owners by `solve_owners`, or itself if that is not predicted to be faster."""
-    overheads = overheads if overheads is not None else Overheads()
+    overheads = overheads if overheads is not None else overheads_of(topology)
     if best.rule is None or best.rule.owners == "one":
         return best
     collective, merged = best.merged.collective, best.rule.owners == "merged"
@@ -56,7 +56,7 @@ def improve_rounds(
         ValueError: Even over few super-blocks there are too many blocks, ranks and rounds.
 
     """
-    overheads = overheads if overheads is not None else Overheads()
+    overheads = overheads if overheads is not None else overheads_of(topology)
     coarse = merge_blocks(collective, _PIECES_PER_RANK * collective.num_ranks)
     tried = candidates(coarse, topology, overheads)
     start = next((each for each in tried if not too_large(each.schedule)), tried[0])

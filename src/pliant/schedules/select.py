@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pliant.netmodel import Overheads
+from pliant.netmodel import Overheads, overheads_of
 from pliant.schedules.collective import Collective, MergedCollective, merge_blocks
 from pliant.schedules.cost import Cost, lower_bound_s, predict_cost
 from pliant.schedules.family import NestedGroups, build_schedule, halving, shapes
@@ -78,7 +78,7 @@ def candidates(merged: MergedCollective, topology: Topology, overheads: Overhead
         ValueError: The topology is for another number of ranks.
 
     """
-    overheads = overheads if overheads is not None else Overheads()
+    overheads = overheads if overheads is not None else overheads_of(topology)
     num_ranks = merged.collective.num_ranks
     if topology.num_ranks != num_ranks:
         raise ValueError(f"the collective is over {num_ranks} ranks, but the topology has {topology.num_ranks}.")
@@ -129,7 +129,7 @@ class ScheduleSelector:
         self, topology: Topology, overheads: Overheads | None = None, options: SelectorOptions | None = None
     ) -> None:
         self.topology = topology
-        self.overheads = overheads if overheads is not None else Overheads()
+        self.overheads = overheads if overheads is not None else overheads_of(topology)
         self._options = options if options is not None else SelectorOptions()
         self._cache: OrderedDict[Collective, SelectedSchedule] = OrderedDict()
         self._rule: ScheduleRule | None = None

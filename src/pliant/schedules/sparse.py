@@ -55,6 +55,7 @@ class SparseAllReduce:
         topology: The same on all ranks.
         comm: Ranks that take part; best one of its own, as `new_comm` makes.
         like: A vector of the same dtype and device.
+        gather: Comm of the same ranks that gathers bitmaps, such as one that does it in few rounds; else `comm` does.
         overheads: Overheads beside the topology's.
         options: Settings of the selection.
         solver: Settings of the background solver; None for none.
@@ -71,12 +72,13 @@ class SparseAllReduce:
         comm: Comm,
         *,
         like: Tensor,
+        gather: Comm | None = None,
         overheads: Overheads | None = None,
         options: SelectorOptions | None = None,
         solver: SolverOptions | None = None,
     ) -> None:
         self._numels, self._topology, self._comm, self._like = tuple(numels), topology, comm, like
-        self._ended_s = time.perf_counter()
+        self._gather, self._ended_s = gather or comm, time.perf_counter()
         self._block_bytes = [numel * like.element_size() for numel in numels]
         self._selector = ScheduleSelector(topology, overheads, options)
         self._ready: OrderedDict[bytes, _Ready] = OrderedDict()
@@ -131,7 +133,7 @@ class SparseAllReduce:
         word = [_DECISIONS.index(decision)] if self._options else []
         mine = torch.from_numpy(np.append(np.packbits(held), np.array(word, dtype=np.uint8))).to(self._like.device)
         everybody = torch.empty(self._comm.size * mine.numel(), dtype=torch.uint8, device=self._like.device)
-        self._comm.all_gather(everybody, mine).wait()
+        self._gather.all_gather(everybody, mine).wait()
         rows = everybody.cpu().numpy().reshape(self._comm.size, -1)
         if not self._options:
             return "stay", rows.tobytes()

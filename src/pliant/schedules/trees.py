@@ -60,7 +60,7 @@ def pack_trees(
         small.
 
     """
-    links = Links(topology, overheads if overheads is not None else Overheads())
+    links = Links(topology, overheads)
     prices = _Prices(links, max_delay_s)
     master = _Master(prices, hops, None if owned is None else np.array(owned))
     if not master.begin():

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.layouts.rounds import average_form, is_short, rounds_among
+from pliant.layouts.rounds import average_form, gathers_in_rounds, is_short, rounds_among
 from pliant.netmodel import DenseExchange, Floats, HostExchange, Ints, PointToPoint, Round, Together
 
 __all__ = [
@@ -132,11 +132,11 @@ def _among_all(hops: Sequence[tuple[int, int]], num_bytes: Floats, num_ranks: in
 
 
 def all_gather(num_bytes: Floats, num_ranks: int, *, by_ring: bool = False) -> list[Round]:
-    """All-gather of `num_bytes` from each rank, (num_buckets,): short ones in rounds, others, or all, around a ring."""
-    short = np.array([is_short(size) and not by_ring for size in num_bytes])
+    """All-gather of `num_bytes` from each rank, (num_buckets,): some in few rounds, others, or all, around a ring."""
+    in_rounds = np.array([not by_ring and gathers_in_rounds(size, num_ranks) for size in num_bytes])
     return [
-        *of_buckets(short, gather_in_rounds(num_bytes, num_ranks)),
-        *of_buckets(~short, [ring_all_gather(num_bytes, num_ranks)]),
+        *of_buckets(in_rounds, gather_in_rounds(num_bytes, num_ranks)),
+        *of_buckets(~in_rounds, [ring_all_gather(num_bytes, num_ranks)]),
     ]
 
 

@@ -119,7 +119,7 @@ def prepare(plan: SyncPlan, context: SimulationContext, bucket_bytes: int) -> Pr
     after = {k: own for k, own in owned.items() if k not in beside}
     served = exchange_beside(nodes, beside, context) if beside else ()
     bound = next((node.staleness_bound for node in distinct_nodes(nodes) if node.staleness_bound is not None), 1)
-    periods = [node.timing.period * num_turns(node, context.topology, num_ranks) for node in distinct_nodes(nodes)]
+    periods = [node.timing.period * num_turns(node, context) for node in distinct_nodes(nodes)]
     periods += [state.period for node in distinct_nodes(nodes) for state in averaged_states(node)]
     return PreparedPlan(
         context=context,
@@ -223,7 +223,7 @@ def _weights(nodes: Sequence[Exchange], context: SimulationContext) -> tuple[Tim
         alike.setdefault((id(part.node), part.timing), []).append(k)
     for (_, timing), mine in alike.items():
         node = parts[mine[0]].node
-        turns = range(num_turns(node, context.topology, context.num_ranks))
+        turns = range(num_turns(node, context))
         groups = [parts[k].tensors for k in mine]
         pause_s = pause_of_weights_s(timing, context.workload, context.slowest)
         times = partial(_time_exchanges, stay=False, pause_s=pause_s, is_state=not node.exchanges_weights)

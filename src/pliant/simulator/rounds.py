@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -39,6 +40,7 @@ __all__ = [
     "block_rounds",
     "gossip_rounds",
     "low_rank_rounds",
+    "neighbours_of",
     "scatter_gather_rounds",
 ]
 
@@ -205,10 +207,8 @@ def gossip_rounds(node: _InGraph, batch: BucketBatch, num_ranks: int, turn: int)
 
 def _pair_rounds(node: _InGraph, batch: BucketBatch, num_ranks: int, turn: int) -> list[Round]:
     """Let each rank ask one neighbour, who answers it with as many bytes; a thread of its own waits for questions."""
-    codec, neighbours = node.payload_codec, [sorted(each) for each in node.graph.neighbours(num_ranks)]
-    asks = np.array([(i, near[turn % len(near)]) for i, near in enumerate(neighbours) if near], dtype=np.int64)
-    source, target = asks.reshape(-1, 2).T
-    size, share = payloads(codec, batch.numel), np.ones(len(asks))
+    codec, (source, target) = node.payload_codec, _asked(node.graph, turn, num_ranks)
+    size, share = payloads(codec, batch.numel), np.ones(len(source))
     question = PointToPoint(source=source, target=target, share=share, num_bytes=size)
     answer = PointToPoint(source=target, target=source, share=share, num_bytes=size)
     if codec is None:
@@ -222,6 +222,22 @@ def _pair_rounds(node: _InGraph, batch: BucketBatch, num_ranks: int, turn: int) 
         Round(messages=question, posted=True, before={**coded, **passes(batch, 1)}),
         Round(messages=answer, posted=True, before={f"encode {codec.name}": batch.numel, **added}, after=added),
     ]
+
+
+def _asked(graph: Graph, turn: int, num_ranks: int) -> tuple[Ints, Ints]:
+    """Return who asks whom in a turn, (num_asking,) each: one neighbour after another, in the order of ranks."""
+    if graph.joins_all and num_ranks > 1:  # without a table of all pairs
+        ranks, other = np.arange(num_ranks), turn % (num_ranks - 1)
+        return ranks, other + (ranks <= other)
+    asks = [(i, near[turn % len(near)]) for i, near in enumerate(neighbours_of(graph, num_ranks)) if near]
+    source, target = np.array(asks, dtype=np.int64).reshape(-1, 2).T
+    return source, target
+
+
+@lru_cache(maxsize=4)
+def neighbours_of(graph: Graph, num_ranks: int) -> tuple[tuple[int, ...], ...]:
+    """Return, for each rank, the others that it exchanges with in any step, in ascending order."""
+    return tuple(tuple(sorted(each)) for each in graph.neighbours(num_ranks))
 
 
 def _elements_added(codec: CodecSpec, batch: BucketBatch) -> Floats:

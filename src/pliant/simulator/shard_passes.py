@@ -94,7 +94,8 @@ def _measure(node: Sharded, parts: Sequence[GradientPart], context: SimulationCo
     key = "shards", node, groups, first_s
     if key not in context.found:
         workload, slowest, num = context.workload, context.slowest, len(groups)
-        traffic = shard_traffic(node, batch_of(workload, groups, {}, context.num_ranks), context.topology)
+        batch, stands = batch_of(workload, groups, {}, context.num_ranks), not context.overheads.staging_bytes_per_s
+        traffic = shard_traffic(node, batch, context.topology, stands=stands)
         before_s = pause_of_gathers_s(workload, slowest, again=node.weights is None or node.weights.regather)
         since_s = pause_of_gradients_s(workload, first_s, 1, slowest)
         context.found[key] = tuple(

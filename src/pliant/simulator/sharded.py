@@ -31,18 +31,26 @@ def exchanged(node: Exchange, batch: BucketBatch) -> BucketBatch:
     return batch
 
 
-def shard_traffic(node: Sharded, batch: BucketBatch, topology: Topology) -> ShardTraffic:
-    """Return what ranks send each other of their shards of some buckets in a step."""
+def shard_traffic(node: Sharded, batch: BucketBatch, topology: Topology, *, stands: bool = True) -> ShardTraffic:
+    """Return what ranks send each other of their shards of some buckets in a step.
+
+    Args:
+        node: Exchanges of the shards.
+        batch: The buckets.
+        topology: All ranks.
+        stands: Whether receives of coded shards may stand, which they do on CPUs alone.
+
+    """
     batch = exchanged(node, batch)
     shards, num_ranks = shards_of(node, topology, batch.num_shards), topology.num_ranks
     if node.gradients is None and len(shards) > 1:
         scatter = sums_inside(batch.numel * batch.itemsize, shards)  # torch's own, which over Gloo is an all-reduce
     else:
-        scatter = _reduce_scatter_rounds(node.gradients, batch, shards, num_ranks)
+        scatter = _reduce_scatter_rounds(node.gradients, batch, shards, num_ranks, stands=stands)
     if node.replicas is None and len(shards) > 1:  # torch's own, too
         shard_bytes = np.ceil(batch.numel / len(shards[0])) * batch.itemsize
         scatter += of_all_shards([ring(shard_bytes, len(shards))], shards, num_ranks)
-    forward, backward = _gather_rounds(node.weights, batch, shards, num_ranks)
+    forward, backward = _gather_rounds(node.weights, batch, shards, num_ranks, stands=stands)
     return ShardTraffic(before_forward=forward, before_backward=backward, after_backward=tuple(scatter))
 
 
@@ -112,7 +120,12 @@ def shard_numels(batch: BucketBatch, num_shards: int, *, padded: bool) -> Floats
 
 
 def _reduce_scatter_rounds(
-    node: ReduceScatter | None, batch: BucketBatch, shards: tuple[tuple[int, ...], ...], num_ranks: int
+    node: ReduceScatter | None,
+    batch: BucketBatch,
+    shards: tuple[tuple[int, ...], ...],
+    num_ranks: int,
+    *,
+    stands: bool,
 ) -> list[Round]:
     """Encode for each owner, send, and add up; None is torch's own, which takes a whole all-reduce over Gloo."""
     if len(shards[0]) == 1:
@@ -138,12 +151,18 @@ def _reduce_scatter_rounds(
         after_pieces=pieces,
         after_share=1 / (num_shards - 1),  # a piece is added up when the last peer's has come
         split=pieces,
+        posted=stands,
     )
     return [work(passes(batch, 2 + more)), in_pieces]
 
 
 def _gather_rounds(
-    node: WeightGather | None, batch: BucketBatch, shards: tuple[tuple[int, ...], ...], num_ranks: int
+    node: WeightGather | None,
+    batch: BucketBatch,
+    shards: tuple[tuple[int, ...], ...],
+    num_ranks: int,
+    *,
+    stands: bool,
 ) -> tuple[tuple[Round, ...], tuple[Round, ...]]:
     """Encode the own shard, send it to all, and decode: before forward, and before backward if that gathers again.
 
@@ -165,7 +184,8 @@ def _gather_rounds(
     once = _between_pairs(codec, numels, batch, shards, num_ranks, before, after, to_owners=False)
     if codec is not None:
         pieces = _num_pieces(numels.max(1))
-        once = replace(once, before_pieces=pieces, split=pieces)
+        posted = stands and node is not None and node.reads_once
+        once = replace(once, before_pieces=pieces, split=pieces, posted=posted)
     return (once,), (Round(messages=None, before=again) if keeps else once,)
 
 

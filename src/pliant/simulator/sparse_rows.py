@@ -6,7 +6,7 @@ import numpy as np
 
 from pliant.layouts.sparse_rows import cheapest_way
 from pliant.netmodel import BucketBatch, DenseExchange, Floats, Round, work
-from pliant.simulator.collective_rounds import all_gather, of_buckets, ring
+from pliant.simulator.collective_rounds import all_gather, not_posted, of_buckets, ring
 from pliant.spec import Exchange, TensorSpec
 from pliant.spec.plan import SparseWay
 
@@ -29,7 +29,7 @@ class SparseRows(Exchange):
         ways = np.array([_way(self.way, each, num_ranks) for each in batch.rows])
         held, distinct, num_rows, row_bytes = batch.rows.T
         return [
-            *all_gather(np.full(len(ways), _INDEX_BYTES * (num_ranks + 1.0)), num_ranks, by_ring=True),
+            *all_gather(np.full(len(ways), _INDEX_BYTES * (num_ranks + 1.0)), num_ranks),
             *of_buckets(ways == "gather", _gather(held, row_bytes, num_ranks)),
             *of_buckets(ways == "owners", _by_owners(held, distinct, row_bytes, num_ranks)),
             *of_buckets(ways == "dense", _dense(num_rows, row_bytes, num_ranks)),
@@ -57,9 +57,7 @@ def _way(way: SparseWay, figures: Floats, num_ranks: int) -> str:
 def _gather(held: Floats, row_bytes: Floats, num_ranks: int) -> list[Round]:
     """Gather indices and values of all ranks, and add them up."""
     added = {"reduce_bytes": held * (row_bytes + _INDEX_BYTES) * num_ranks}
-    indices, values = (
-        all_gather(held * size, num_ranks, by_ring=True) for size in (0 * held + _INDEX_BYTES, row_bytes)
-    )
+    indices, values = (_rows(held * size, num_ranks) for size in (_INDEX_BYTES, row_bytes))
     return [*indices, *values, work(added)]
 
 
@@ -73,10 +71,14 @@ def _by_owners(held: Floats, distinct: Floats, row_bytes: Floats, num_ranks: int
         after={"reduce_bytes": held * pair_bytes},
         split=np.full(len(held), 2.0),  # indices and values
     )
-    told = all_gather(np.full(len(held), float(_INDEX_BYTES)), num_ranks, by_ring=True)
-    indices = all_gather(sums * _INDEX_BYTES, num_ranks, by_ring=True)
-    values = all_gather(sums * row_bytes, num_ranks, by_ring=True)
+    told = all_gather(np.full(len(held), float(_INDEX_BYTES)), num_ranks)
+    indices, values = (_rows(sums * size, num_ranks) for size in (_INDEX_BYTES, row_bytes))
     return [up, *told, *indices, *values, work({"reduce_bytes": sums * pair_bytes * num_ranks})]
+
+
+def _rows(num_bytes: Floats, num_ranks: int) -> list[Round]:
+    """Gather rows of so many bytes from each rank, (num_buckets,), which is known just before."""
+    return not_posted(all_gather(num_bytes, num_ranks))
 
 
 def _dense(num_rows: Floats, row_bytes: Floats, num_ranks: int) -> list[Round]:

@@ -78,9 +78,14 @@ class Graph:
         weight = 1 / (1 + len(offsets))
         return [{i: weight} | {(i + d) % size: weight for d in offsets} for i in range(size)]
 
+    @property
+    def joins_all(self) -> bool:
+        """Whether each two ranks exchange in some step."""
+        return self.kind in ("matching", "round_robin", "complete")
+
     def neighbours(self, size: int) -> list[set[int]]:
         """Return, for each rank, the others that it exchanges with in any step, in either direction."""
-        if self.kind in ("matching", "round_robin", "complete"):
+        if self.joins_all:
             return [set(range(size)) - {i} for i in range(size)]
         found: list[set[int]] = [set() for _ in range(size)]
         for step in range(self.period(size)):

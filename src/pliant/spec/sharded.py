@@ -70,6 +70,11 @@ class WeightGather:
             "weights than forward, got True.",
         )
 
+    @property
+    def reads_once(self) -> bool:
+        """Whether what a gather brings is decoded once, so that the receives of the next one may stand from then on."""
+        return self.differences or self.regather
+
     @classmethod
     def of_differences(cls, codec: CodecSpec | None) -> Self:
         """Return the setting in which coded changes since the last gather travel."""

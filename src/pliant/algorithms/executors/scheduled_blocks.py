@@ -4,11 +4,12 @@ import torch
 from torch import Tensor
 
 from pliant.collectives import BlockGrid, BlockResult
+from pliant.collectives.rounds import comm_for_rows
 from pliant.comm.base import Comm
 from pliant.schedules import SparseAllReduce
 from pliant.spec import Topology
 
-__all__ = ["ScheduledBlockSum"]
+__all__ = ["ScheduledBlockSum", "require_topology"]
 
 
 class ScheduledBlockSum:
@@ -27,17 +28,15 @@ class ScheduledBlockSum:
     """
 
     def __init__(self, grid: BlockGrid, topology: Topology, comm: Comm) -> None:
-        if topology.num_ranks != comm.size:
-            raise ValueError(
-                f"the plan's topology has {topology.num_ranks} ranks, but {comm.size} exchange blocks; probe this "
-                "cluster, or leave the topology out."
-            )
+        require_topology(topology, comm.size)
         self._grid, self._size = grid, comm.size
         dtype = torch.float32 if grid.parts.selection.value_bits == 32 else torch.bfloat16
         self._blocks = grid.elements(torch.ones(len(grid.starts), dtype=torch.bool, device=grid.device))
         self._x = torch.zeros(grid.parts.numel, dtype=dtype, device=grid.device)
         dense = [len(grid.dense)] if len(grid.dense) else []
-        self._sum = SparseAllReduce([*grid.numels.tolist(), *dense], topology, comm, like=self._x)
+        numels = [*grid.numels.tolist(), *dense]
+        gather = comm_for_rows(comm, -(-len(numels) // 8), grid.device)
+        self._sum = SparseAllReduce(numels, topology, comm, like=self._x, gather=gather)
 
     def __call__(self, x: Tensor, chosen: Tensor, told: Tensor, *, poisoned: bool) -> BlockResult:
         """Exchange the chosen blocks, bool (num_blocks,), of x, float32 (numel,); scores are not told."""
@@ -52,4 +51,13 @@ class ScheduledBlockSum:
         means = self._x.to(torch.float32, copy=True).div_(self._size)
         return BlockResult(
             index=index, sent=sent, means=((whole, means),), scores=None, sound=bool(means.isfinite().all())
+        )
+
+
+def require_topology(topology: Topology, num_ranks: int) -> None:
+    """Raise ValueError for a topology of another number of ranks than exchange blocks."""
+    if topology.num_ranks != num_ranks:
+        raise ValueError(
+            f"the plan's topology has {topology.num_ranks} ranks, but {num_ranks} exchange blocks; probe this cluster, "
+            "or leave the topology out."
         )

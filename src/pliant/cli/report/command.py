@@ -66,7 +66,8 @@ def report(
     check(timelines, [str(path) for path in paths])
     timelines.sort(key=lambda timeline: timeline.events[0].rank)
     predicted, costs = None, ""
-    if any((plan, workload, topology, hosts, ranks is not None, rate, delay, compute, machine, overheads)):
+    given = (plan, workload, topology, hosts, ranks is not None, rate, delay, compute, machine, overheads)
+    if any((*given, bucket != inputs.BUCKET)):
         if not (plan and workload):
             raise ValueError("a prediction needs all three: --plan, --workload, and --topology or --hosts.")
         wanted = plan_of_text(plan)
@@ -156,11 +157,12 @@ def _panels(measured: Measured, predicted: Simulated | None) -> list[tuple[str, 
 
 def _all_ranks(measured: Measured) -> list[tuple[str, list[Event]]]:
     """Return what the first ranks did while the lowest made the step that is shown."""
-    together, first = merge_timelines(measured.timelines), measured.timelines[0]
-    shift_s = first.began_unix_s - together.began_unix_s
-    step = median_step(measured.steps[0])
-    window = step.start_s + shift_s, step.end_s + shift_s
-    return [(f"rank {rank}", events_in(together, [rank], *window)) for rank in measured.ranks[:_MOST_TRACKS]]
+    first, step = measured.timelines[0], median_step(measured.steps[0])
+    panels: list[tuple[str, list[Event]]] = []
+    for rank, timeline in list(zip(measured.ranks, measured.timelines, strict=True))[:_MOST_TRACKS]:
+        shift_s = first.began_unix_s - timeline.began_unix_s
+        panels.append((f"rank {rank}", events_in(timeline, [rank], step.start_s + shift_s, step.end_s + shift_s)))
+    return panels
 
 
 def _facts(measured: Measured, predicted: Simulated | None) -> dict[str, str]:

@@ -1,12 +1,18 @@
 """Figures of a timeline: what each step and each bucket took, waited for and sent. Pure."""
 
 import statistics
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import TypeVar
 
 from pliant.spec import Event, Timeline
 
 __all__ = ["BucketTimes", "Step", "buckets_of", "clip_event", "events_in", "median_step", "merge_timelines", "steps_of"]
+
+_K = TypeVar("_K")
 
 _COMPUTING = ("forward", "backward", "optimize", "wait")
 """Kinds of events of the training thread, one after the other."""
@@ -59,9 +65,9 @@ def steps_of(timeline: Timeline, rank: int) -> list[Step]:
         if event.kind in _COMPUTING:
             ends_s[event.step] = max(event.end_s, ends_s.get(event.step, 0.0))
     steps: list[Step] = []
-    start_s = 0.0
+    start_s, by_step = 0.0, _grouped(mine, lambda event: event.step)
     for step, end_s in sorted(ends_s.items()):
-        own = [event for event in mine if event.step == step]
+        own = by_step[step]
         steps.append(
             Step(
                 rank=rank,
@@ -82,12 +88,13 @@ def buckets_of(timeline: Timeline, steps: Sequence[Step]) -> list[BucketTimes]:
     """Return what each bucket's exchanges come to in these steps of one rank, in the order in which they first end."""
     wanted, rank = {step.step for step in steps}, steps[0].rank
     mine = [event for event in timeline.events if event.rank == rank and event.step in wanted]
-    waits = [event for event in timeline.events if event.rank == rank and event.kind == "wait"]
+    exposed_s_of = _exposure([event for event in timeline.events if event.rank == rank and event.kind == "wait"])
+    by_name = _grouped(mine, lambda event: event.name)
     found: list[BucketTimes] = []
     for name in dict.fromkeys(event.name for event in mine if event.kind == "exchange"):
-        own = [event for event in mine if event.name == name]
+        own = by_name[name]
         exchanges = [event for event in own if event.kind == "exchange"]
-        exposed_s = sum(_overlap_s(exchange, wait) for exchange in exchanges for wait in waits)
+        exposed_s = sum(map(exposed_s_of, exchanges))
         found.append(
             BucketTimes(
                 name=name,
@@ -137,6 +144,27 @@ def _that_exchange(steps: Sequence[Step]) -> Sequence[Step]:
 
 def _seconds(events: Sequence[Event], *kinds: str) -> float:
     return sum(event.end_s - event.start_s for event in events if event.kind in kinds)
+
+
+def _grouped(events: Iterable[Event], key_of: Callable[[Event], _K]) -> dict[_K, list[Event]]:
+    """Return the events of each key, in their order: a recording may have hundreds of thousands."""
+    found: defaultdict[_K, list[Event]] = defaultdict(list)
+    for event in events:
+        found[key_of(event)].append(event)
+    return found
+
+
+def _exposure(waits: Sequence[Event]) -> Callable[[Event], float]:
+    """Return a function that says how long an event lay within waits, and looks at those alone that meet it."""
+    waits = sorted(waits, key=lambda wait: wait.start_s)
+    starts_s = [wait.start_s for wait in waits]
+    ends_s = list(accumulate((wait.end_s for wait in waits), max))  # of all up to each, so that they are in order
+
+    def exposed_s(event: Event) -> float:
+        meeting = waits[bisect_right(ends_s, event.start_s) : bisect_left(starts_s, event.end_s)]
+        return sum(_overlap_s(event, wait) for wait in meeting)
+
+    return exposed_s
 
 
 def _overlap_s(one: Event, other: Event) -> float:
