@@ -1,4 +1,4 @@
-"""What other installed distributions add to Pliant, by entry points."""
+"""Entry points by which other installed distributions add to Pliant."""
 
 from collections.abc import Callable
 from importlib.metadata import entry_points
