@@ -200,7 +200,7 @@ def test_each_note_stands_once_and_is_on_the_page_of_concepts():
     rows = re.findall(
         r"^\| ([^|`]+) \| `(pliant[\w.]+)` \|$", (ROOT / "docs" / "concepts.md").read_text(), re.MULTILINE
     )
-    assert len(written) == len(set(written)) == len(rows) == 17
+    assert len(written) == len(set(written)) == len(rows) == 18
     assert set(written) == referred == {name for name, _ in rows}
     for name, module in rows:
         assert f"Note [{name}]: " in (ROOT / "src" / Path(*module.split("."))).with_suffix(".py").read_text()

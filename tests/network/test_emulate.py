@@ -1,9 +1,11 @@
 """Real namespaces, real TCP. They need root, or a kernel that lets users make namespaces."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,30 @@ time.sleep(300)
 def _heeds_interrupts():
     """Undo what a shell does to what it runs in the background: there, SIGINT is ignored, and so by all descendants."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def children():
+    """Return the processes that this one has started and that still run."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                found.add(int(stat.parent.name))
+    return found
+
+
+def test_what_runs_on_hosts_stays_in_our_session():
+    """Linux shares CPUs among sessions, and on full cores lets those of one wait for seconds for another."""
+    before = children()
+    hosts = tuple(Host(name=name, delay_s=0.001) for name in "ab")
+    with emulate_cluster(Topology(hosts=hosts), check=False, elastic=True) as cluster:
+        rank = cluster.popen(0, ["sleep", "60"])
+        started = children() - before
+        assert {os.getsid(pid) for pid in started} == {os.getsid(0)}
+        assert len(started) >= 6  # hosts, their switch, relays, the store, the rank
+        assert os.getpgid(rank.pid) == rank.pid  # so that it is ended with all that it has started
+        os.killpg(rank.pid, signal.SIGKILL)
+        rank.communicate()
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -44,5 +44,5 @@ class LocalHosts:
             errors="replace",
             env={"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ, **torchrun},
             preexec_fn=die_with_parent(os.getpid()),
-            start_new_session=True,
+            process_group=0,  # see Note [one session]
         )

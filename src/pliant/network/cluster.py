@@ -69,7 +69,11 @@ class EmulatedCluster:
         raise ValueError(f"there is no rank {rank}; the topology has {self.topology.num_ranks}.")
 
     def popen(self, rank: int, argv: Sequence[str], env: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
-        """Start a command as a rank, with the environment that torchrun would set; output is one pipe of text."""
+        """Start a command as a rank, with the environment that torchrun would set; output is one pipe of text.
+
+        Note [one session]: ranks, relays and stores stay in our session. Linux shares CPUs among sessions
+        (sched_autogroup), and on full cores the threads of one were seen to wait 12 s for those of another.
+        """
         k, local = self.place(rank)
         num_local = self.topology.hosts[k].num_ranks
         torchrun = {
@@ -103,7 +107,7 @@ class EmulatedCluster:
             errors="replace",
             env={"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ, **(env or {}), **torchrun},
             preexec_fn=before_exec,
-            start_new_session=True,  # so that Ctrl-C reaches us alone, and a rank can be ended with all it started
+            process_group=0,  # so that Ctrl-C reaches us alone, and a rank can be ended with all it started
         )
 
     def run(

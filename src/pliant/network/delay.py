@@ -47,7 +47,7 @@ class DelayRelay:
             stderr=subprocess.PIPE,
             text=True,
             preexec_fn=die_with_parent(os.getpid()),
-            start_new_session=True,
+            process_group=0,  # see Note [one session]
         )
 
     def shape(self, delay_s: float, incoming: Sequence[Incoming] = ()) -> None:

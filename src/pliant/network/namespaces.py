@@ -90,7 +90,7 @@ class Namespace:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             preexec_fn=die_with_parent(os.getpid()),
-            start_new_session=True,
+            process_group=0,  # see Note [one session]
         )
         try:
             self._await_holder()

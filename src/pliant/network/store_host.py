@@ -30,7 +30,7 @@ class StoreHost:
             stderr=subprocess.PIPE,
             text=True,
             preexec_fn=die_with_parent(os.getpid()),
-            start_new_session=True,
+            process_group=0,  # see Note [one session]
         )
         try:
             self._await(address, port)
