@@ -37,25 +37,6 @@ TURNS, ARM_SECONDS = 5, 15.0
 RANK = Path(__file__).with_name("steps_rank.py")
 
 
-class Network:
-    """Links of live hosts, which are as a cell says, or without limits, as the ranks ask.
-
-    Args:
-        cluster: The hosts.
-        folder: Where the ranks look for answers.
-
-    """
-
-    def __init__(self, cluster: EmulatedCluster, folder: Path) -> None:
-        self._cluster, self._folder = cluster, folder
-        self._limited = cluster.topology
-
-    def answer(self, said: Record) -> None:
-        """Set up what the ranks want, and tell them that it is there."""
-        self._cluster.reshape(without_limits(self._limited) if said["cell"] == OPEN else self._limited)
-        write_atomically(stage_file(self._folder, said["stage"]), "go")
-
-
 def measure(
     cluster: EmulatedCluster, cell: Record, arms: Sequence[str], until_s: float, take: Callable[[Record], None]
 ) -> None:
@@ -84,14 +65,15 @@ def measure(
     num_found, stage = 0, -1
     with tempfile.TemporaryDirectory() as folder:
         save(setup, Path(folder) / "setup.json")
-        network, progress = Network(cluster, Path(folder)), Progress(watched=True)
+        limits, progress = cluster.topology, Progress(watched=True)
 
         def on_line(rank: int, line: str) -> None:
             nonlocal num_found, stage
             said: dict[str, Any] = json.loads(line.removeprefix(MARK)) if line.startswith(MARK) else {"kind": ""}
             if said["kind"] == "want":
                 stage = said["stage"]
-                network.answer(said)
+                cluster.reshape(without_limits(limits) if said["cell"] == OPEN else limits)
+                write_atomically(stage_file(Path(folder), stage), "go")
             elif said["kind"] == "arm":
                 take({name: value for name, value in said.items() if name not in ("kind", "arm")})
                 num_found += 1
@@ -100,6 +82,7 @@ def measure(
 
         argv = [sys.executable, str(RANK), str(Path(folder) / "setup.json"), str(until_s)]
         results = cluster.run(argv, on_line=on_line)
+        cluster.reshape(limits)  # an arm that failed while it was made has left it open
     failed = [r for r in results if r.exit_code and not r.ended_by_us] or [r for r in results if r.exit_code]
     if failed:
         words = progress.last_words(failed[0].rank)
