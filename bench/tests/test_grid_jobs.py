@@ -86,7 +86,7 @@ def test_the_gain_is_a_ratio_of_products_and_its_spread_covers_seeds_and_turns(l
     assert (choco.least, choco.most) == pytest.approx((1.0 * 100 / (0.6 * 110), 1.2 * 102 / (0.4 * 110)))
     assert choco.keeps
     paced = found["c", "async_average"]  # its own time on this network, not a product
-    assert (paced.to_target_s, paced.gain) == pytest.approx((12.0, 1.1 * 101 / 12.0))
+    assert (paced.step_s, paced.to_target_s, paced.gain) == pytest.approx((0.1, 12.0, 1.1 * 101 / 12.0))
     assert not paced.keeps
     beside = [_training("free", "async_average", k, 120, 0.87, base_step_s=2.0) for k in range(3)]
     (paced,) = (

@@ -65,7 +65,7 @@ class Entry:
     cell: str
     arm: str
     step_s: float
-    """Median of the turns."""
+    """Median of the turns, or of the trainings in the cell."""
     to_target_s: float | None
     """Mean over seeds; None if a seed is missing or does not get there."""
     gain: float | None
@@ -128,7 +128,7 @@ def entries(
         found[cell, arm] = Entry(
             cell=cell,
             arm=arm,
-            step_s=statistics.median(step_s),
+            step_s=statistics.median(own.step_s.values() if own is not None and own.step_s else step_s),
             to_target_s=_mean(times) if times else None,
             gain=_mean(base_times) / _mean(times) if times and base_times else None,
             least=min((min(base_times[k]) / max(times[k]) for k in times if k in base_times), default=0.0),
