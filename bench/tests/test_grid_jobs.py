@@ -149,4 +149,19 @@ def test_page_and_tables_show_what_is_there(load, tmp_path, monkeypatch, capsys)
     assert (cell["rate"], cell["delay"]) == ("100mbit", "25ms")
 
 
+def test_arms_at_a_free_pace_have_a_table_of_their_own(load):
+    join, tables = load("join"), load("tables")
+    steps = [{**_step("c", arm, s), "links_wrong": []} for arm, s in (("ddp-bf16", 1.0), ("choco(free=1)", 9.0))]
+    curves = join.curves_of([_training("curve", "ddp-bf16", k, 100, 0.88) for k in range(3)])
+    free = {"c": join.curves_of([_training("free", "choco(free=1)", k, 50, 0.875, base_step_s=1.5) for k in range(3)])}
+    found = join.entries(steps, curves, free)
+    shown = tables.tables(
+        tables.Joined(cells=["c"], steps=steps, curves=curves, free=free, confirmed={}, entries=found)
+    )
+    (head, rows), *others = ([head, rows] for title, _, head, rows in shown if title == "at a free pace")
+    assert not others
+    assert head == ["cell", "ddp-bf16: step", "choco(free=1)"]
+    assert rows == [["c", "1.5s", "100ms, 30.00x, -0.50"]]
+
+
 _STEP_S = {"compute": 0.1, "ddp-bf16": 1.0, "choco": 0.2}

@@ -120,6 +120,7 @@ def entries(
     base = curves.get(BASE)
     for (cell, arm), step_s in turns.items():
         own = free.get(cell, {}).get(arm) or curves.get(arm)
+        own_steps_s = list(own.step_s.values()) if own is not None else []
         times = _times(step_s, own, turns.get((cell, FIRST.get(arm, arm)), []))
         base_turns = turns.get((cell, BASE), [])
         base_times = _times(base_turns, base, base_turns)
@@ -128,7 +129,7 @@ def entries(
         found[cell, arm] = Entry(
             cell=cell,
             arm=arm,
-            step_s=statistics.median(own.step_s.values() if own is not None and own.step_s else step_s),
+            step_s=statistics.median(own_steps_s or step_s),
             to_target_s=_mean(times) if times else None,
             gain=_mean(base_times) / _mean(times) if times and base_times else None,
             least=min((min(base_times[k]) / max(times[k]) for k in times if k in base_times), default=0.0),

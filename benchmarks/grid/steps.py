@@ -28,9 +28,8 @@ from pliant.network import EmulatedCluster, emulate_cluster
 from pliant.network.changes import without_limits
 from pliant.network.link_check import link_faults
 from pliant.spec import save
-from pliant.spec.files import write_atomically
 from pliant_bench.harness.progress import Progress
-from pliant_bench.harness.setup import MARK, OPEN, Cell, Setup, stage_file
+from pliant_bench.harness.setup import MARK, OPEN, Cell, Setup, answer
 
 KINDS = {"step": 12.0}
 TURNS, ARM_SECONDS = 5, 15.0
@@ -66,14 +65,17 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         save(setup, Path(folder) / "setup.json")
         limits, progress = cluster.topology, Progress(watched=True)
+        error: Exception | None = None
+
+        def set_up(wanted: int) -> None:
+            cluster.reshape(without_limits(limits) if wanted == OPEN else limits)
 
         def on_line(rank: int, line: str) -> None:
-            nonlocal num_found, stage
+            nonlocal num_found, stage, error
             said: dict[str, Any] = json.loads(line.removeprefix(MARK)) if line.startswith(MARK) else {"kind": ""}
             if said["kind"] == "want":
                 stage = said["stage"]
-                cluster.reshape(without_limits(limits) if said["cell"] == OPEN else limits)
-                write_atomically(stage_file(Path(folder), stage), "go")
+                error = answer(Path(folder), said, set_up) or error
             elif said["kind"] == "arm":
                 take({name: value for name, value in said.items() if name not in ("kind", "arm")})
                 num_found += 1
@@ -82,6 +84,8 @@ def measure(
 
         argv = [sys.executable, str(RANK), str(Path(folder) / "setup.json"), str(until_s)]
         results = cluster.run(argv, on_line=on_line)
+        if error is not None:
+            raise error
         cluster.reshape(limits)  # an arm that failed while it was made has left it open
     failed = [r for r in results if r.exit_code and not r.ended_by_us] or [r for r in results if r.exit_code]
     if failed:

@@ -10,7 +10,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1]))
 
 from grid.join import FIRST, FIRST_STEPS, METRIC, TARGET, Curve, Entry
-from grid.trials import ARMS, BASE, SEEDS
+from grid.trials import ARMS, BASE, FREE, SEEDS
 
 from pliant.spec.units import format_time
 from pliant_bench.tables.winners import is_ours
@@ -55,8 +55,10 @@ def tables(found: Joined) -> Iterator[Table]:
     rows = [[arm, *map(_gain, found.found(arm))] for arm in arms if arm != BASE]
     yield f"gain to {GOAL}", note, ["arm", *found.cells], [row for row in rows if set(row[1:]) != {"-"}]
     steps = [[arm, *("-" if e is None else format_time(e.step_s) for e in found.found(arm))] for arm in arms]
-    yield "step time", "Median of the turns.", ["arm", *found.cells], steps
+    yield "step time", "Median of the turns; at a free pace of the trainings.", ["arm", *found.cells], steps
     yield _trainings(found)
+    if found.free:
+        yield _at_a_free_pace(found)
     if found.confirmed:
         yield _confirmed(found)
     failed = [[line["cell"], line["arm"], line["error"]] for line in found.steps if "error" in line]
@@ -158,6 +160,28 @@ def _steps(curve: Curve) -> str:
 
 def _free(found: Joined, cell: str) -> list[tuple[str, Curve]]:
     return list(found.free.get(cell, {}).items())
+
+
+def _at_a_free_pace(found: Joined) -> Table:
+    arms = [arm for arm in FREE if any(arm in curves for curves in found.free.values())]
+    rows: list[list[str]] = []
+    for cell in found.cells:
+        curves = found.free.get(cell, {})
+        base_s = [step_s for curve in curves.values() for step_s in curve.base_step_s.values()]
+        cells = [_paced(found.entries.get((cell, arm)), curves.get(arm), found.curves.get(BASE)) for arm in arms]
+        rows.append([cell, format_time(statistics.mean(base_s)) if base_s else "-", *cells])
+    note = (
+        f"The step of {BASE} just before, mean over trainings; of each arm its step, its gain to {GOAL} over that, and "
+        f"by how many points it ends above {BASE}."
+    )
+    return "at a free pace", note, ["cell", f"{BASE}: step", *arms], rows
+
+
+def _paced(entry: Entry | None, curve: Curve | None, base: Curve | None) -> str:
+    gap = None if curve is None else curve.gap(base)
+    if entry is None or entry.gain is None or gap is None:
+        return "-"
+    return f"{format_time(entry.step_s)}, {entry.gain:.2f}x, {gap:+.2f}"
 
 
 def _confirmed(found: Joined) -> Table:

@@ -17,12 +17,11 @@ from pliant.network import EmulatedCluster, LinkReport, RankResult
 from pliant.network.changes import without_limits
 from pliant.network.link_check import link_faults
 from pliant.spec import save, to_json
-from pliant.spec.files import write_atomically
 from pliant_bench.collect.job import CHECK, Job, PlannedTrial, WorkloadCell, left_of, place_of
 from pliant_bench.collect.journal import Journal
 from pliant_bench.harness.grid import Reshaped
 from pliant_bench.harness.local import LocalHosts
-from pliant_bench.harness.setup import MARK, OPEN, STOP, stage_file
+from pliant_bench.harness.setup import MARK, OPEN, answer
 
 __all__ = ["Collector", "collect"]
 
@@ -74,7 +73,7 @@ class Collector:
             return
         said: dict[str, Any] = json.loads(line.removeprefix(MARK))
         if said["kind"] == "want":
-            self._answer(said["stage"], said["cell"])
+            self.error = answer(self._folder, said, self._set_up) or self.error
         elif said["kind"] == "begin":
             self.begun = said["place"], said["number"]
         elif said["kind"] == "session":
@@ -99,14 +98,6 @@ class Collector:
             else f"rank {result.rank}: exit code {result.exit_code}: {words[-1]}"
         )
         self._keep(self._job.places[place], {"number": number, "status": "failed", "reason": reason})
-
-    def _answer(self, stage: int, wanted: int) -> None:
-        answer = "go"
-        try:
-            self._set_up(wanted)
-        except Exception as error:  # noqa: BLE001  whatever it is, ranks must not wait, and who started us raises it
-            self.error, answer = error, STOP
-        write_atomically(stage_file(self._folder, stage), answer)
 
     def _set_up(self, wanted: int) -> None:
         if self._cluster is not None and wanted != CHECK:

@@ -12,11 +12,10 @@ from pliant.network import LinkReport
 from pliant.network.changes import without_limits
 from pliant.network.link_check import link_faults
 from pliant.spec import Topology
-from pliant.spec.files import write_atomically
 from pliant.spec.units import parse_rate, parse_time
 from pliant_bench.harness.progress import Progress
 from pliant_bench.harness.resumed import records_before
-from pliant_bench.harness.setup import MARK, OPEN, STOP, Cell, Setup, stage_file
+from pliant_bench.harness.setup import MARK, OPEN, Cell, Setup, answer
 
 __all__ = ["NetworkController", "Reshaped", "cells_left", "cells_of", "cells_of_file"]
 
@@ -88,7 +87,7 @@ class NetworkController:
         if rank == 0 and line.startswith(MARK):
             said = json.loads(line.removeprefix(MARK))
         if said["kind"] == "want":
-            self._answer(said["stage"], said["cell"])
+            self.error = answer(self.folder, said, self._set_up) or self.error
             return
         if said["kind"] == "cell":
             found = {"links": [asdict(link) for link in self.links], "links_wrong": link_faults(self.links)}
@@ -99,14 +98,6 @@ class NetworkController:
             self.progress.note(f"{_title(said)}: measured in {said['took_s']:.0f} s, cell {number} of {in_all}")
         if said["kind"] in ("cell", "train"):
             self.keep(self.progress.records)
-
-    def _answer(self, stage: int, wanted: int) -> None:
-        answer = "go"
-        try:
-            self._set_up(wanted)
-        except Exception as error:  # noqa: BLE001  whatever it is, ranks must not wait, and who started us raises it
-            self.error, answer = error, STOP
-        write_atomically(stage_file(self.folder, stage), answer)
 
     def _set_up(self, wanted: int) -> None:
         if self.cluster is None:

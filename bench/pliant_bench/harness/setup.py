@@ -1,10 +1,12 @@
 """A benchmark as data that travels from the command line to the ranks. No torch."""
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from pliant.spec.files import write_atomically
 from pliant.spec.units import parse_time
 from pliant_bench.harness.names import AUTO, BASELINE_ARMS, TORCH_ARMS, bare_name
 
@@ -16,6 +18,7 @@ __all__ = [
     "TRAINED",
     "Cell",
     "Setup",
+    "answer",
     "check",
     "stage_file",
 ]
@@ -96,6 +99,27 @@ class Setup:
 def stage_file(folder: Path, stage: int) -> Path:
     """Return the file whose appearance tells the ranks of a grid that a network is there."""
     return folder / f"stage{stage}"
+
+
+def answer(folder: Path, wanted: Mapping[str, Any], set_up: Callable[[int], None]) -> Exception | None:
+    """Set up the network that ranks want, and tell them that it is there.
+
+    Args:
+        folder: Where they look for the answer.
+        wanted: What rank 0 has said: a `stage`, and the number of a `cell`, or `OPEN`.
+        set_up: Called with that number.
+
+    Returns:
+        What went wrong, for who started the ranks to raise; they have been told to stop. None if nothing did.
+
+    """
+    wrong = None
+    try:
+        set_up(wanted["cell"])
+    except Exception as error:  # noqa: BLE001  whatever it is, ranks must not wait
+        wrong = error
+    write_atomically(stage_file(folder, wanted["stage"]), "go" if wrong is None else STOP)
+    return wrong
 
 
 def check(setup: Setup) -> None:
