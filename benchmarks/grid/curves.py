@@ -6,9 +6,9 @@
 First 16-bit DDP trains at learning rates a factor of two apart, three seeds each. The one with the fewest steps to 85 %
 is the rate of all arms with SGD; both neighbours must be worse. Then each arm trains, as processes on loopback. With
 --free, arms at a free pace train in each cell instead, at the same rate (--curves names the file that has it); that
-needs an idle machine and root. Under bounded_staleness ranks wait nearly all of the time at 10 Mbit/s, so that --cells
-and --arms, with a file each, may train it in several such cells at once. A training that failed has a line too: delete
-it to try again.
+needs an idle machine and root. Under bounded_staleness ranks wait nearly all of the time at 10 Mbit/s, so that --cells,
+--arms and --seeds, with a file each, may train it several times at once there. A training that failed has a line too:
+delete it to try again.
 """
 
 import itertools
@@ -68,7 +68,9 @@ def run_curves(job: Job) -> None:
         train(job, list(mine), rate, hosts)
 
 
-def run_in_cells(job: Job, kind: str, rate: float, cells: Sequence[str] = (), arms: Sequence[str] = ()) -> None:
+def run_in_cells(
+    job: Job, kind: str, rate: float, cells: Sequence[str] = (), arms: Sequence[str] = (), seeds: Sequence[int] = ()
+) -> None:
     """Train in each cell what is left there: first one seed in all cells, then the others.
 
     Each line has the step time of 16-bit DDP as it was just before, on the same hosts and machine, as `base_step_s`.
@@ -79,11 +81,13 @@ def run_in_cells(job: Job, kind: str, rate: float, cells: Sequence[str] = (), ar
         rate: Largest learning rate.
         cells: Names of cells; all if empty.
         arms: Names of arms; all if empty.
+        seeds: All if empty.
 
     """
     known = {cell["cell"]: cell for cell in read("cell")}
     order = {cell: number for number, cell in enumerate(known)}
-    left = sorted(job.left(kind, cells, arms), key=lambda t: (t["seed"] != SEEDS[0], order[t["cell"]], t["seed"]))
+    found = job.left(kind, cells, arms, seeds)
+    left = sorted(found, key=lambda t: (t["seed"] != SEEDS[0], order[t["cell"]], t["seed"]))
     for (name, _), mine in itertools.groupby(left, key=lambda trial: (trial["cell"], trial["seed"] == SEEDS[0])):
         if not job.has_time():
             return
@@ -101,15 +105,17 @@ def main() -> None:
     parser = options(__doc__ or "", ["results"])
     parser.add_argument("--free", action="store_true", help="train arms at a free pace, in each cell")
     narrow(parser, FREE, "with --free: ")
+    parser.add_argument("--seeds", nargs="+", type=int, default=(), choices=SEEDS, help="with --free: of these alone")
     parser.add_argument("--curves", type=Path, help="with --free: file of the other curves, which has the rate")
     given = parser.parse_args()
     if given.free and given.curves is None:
         parser.error("--free trains at the rate that the other curves have found; name their file with --curves.")
-    if (given.cells or given.arms) and not given.free:
-        parser.error("--cells and --arms are for --free; without it arms train on no network, so leave them out.")
+    if (given.cells or given.arms or given.seeds) and not given.free:
+        parser.error("--cells, --arms and --seeds are for --free: without it arms train on no network; leave them out.")
     job = Job(given.results, FREE_KINDS if given.free else KINDS, given.seconds, most=given.most)
     if given.free and not given.list:
-        run_in_cells(job, "free", best_rate(Job(given.curves, KINDS).lines.of_kind("rate")), given.cells, given.arms)
+        rate = best_rate(Job(given.curves, KINDS).lines.of_kind("rate"))
+        run_in_cells(job, "free", rate, given.cells, given.arms, given.seeds)
     elif not given.list:
         run_curves(job)
     print(job.text())

@@ -41,10 +41,12 @@ class Job:
         self._commit = commit_of("HEAD")
         self._since_s = time.monotonic()
 
-    def left(self, kind: str, cells: Sequence[str] = (), arms: Sequence[str] = ()) -> list[Record]:
-        """Return the trials of a kind that have no line yet; those of some cells and arms alone, if any are named."""
-        mine = [trial for trial in self._trials if trial["kind"] == kind]
-        mine = [t for t in mine if (not cells or t["cell"] in cells) and (not arms or t["arm"] in arms)]
+    def left(
+        self, kind: str, cells: Sequence[str] = (), arms: Sequence[str] = (), seeds: Sequence[int] = ()
+    ) -> list[Record]:
+        """Return the trials of a kind without a line; of some cells, arms and seeds alone, if any are named."""
+        wanted = {name: among for name, among in (("cell", cells), ("arm", arms), ("seed", seeds)) if among}
+        mine = [t for t in self._trials if t["kind"] == kind and all(t[name] in wanted[name] for name in wanted)]
         return [trial for trial in mine if self.lines.find(**trial) is None]
 
     def has_time(self) -> bool:
