@@ -1,6 +1,6 @@
 """Draw time to accuracy over rate, a panel for each delay, from a grid's JSON: needs matplotlib.
 
-``python benchmarks/draw_grid.py benchmarks/results/grid_2core_2026-11-21.json docs/images/grid.svg``
+``python benchmarks/draw_grid.py GRID.json docs/images/grid.svg``, of `grid/page.py --json`
 """
 
 import json
@@ -16,12 +16,12 @@ from pliant.spec.units import parse_rate, parse_time
 STYLES = {
     "ddp": ("DDP, 32 bits", "#888888", ":"),
     "ddp-bf16": ("DDP, 16 bits", "#000000", ":"),
-    "gossip": ("gossip", "#4c78a8", "-"),
+    "qsgd4": ("qsgd, 4 bits", "#4c78a8", "-"),
+    "powersgd": ("powersgd", "#54a24b", "-"),
     "choco": ("choco", "#72b7b2", "-"),
+    "dcd": ("dcd", "#b279a2", "-"),
     "local_sgd": ("local_sgd", "#f58518", "-"),
-    "diloco": ("diloco", "#e45756", "--"),
-    "diloco(averaging=int4)": ("diloco, 4 bits", "#e45756", "-"),
-    "streaming_diloco": ("streaming_diloco", "#b279a2", "-"),
+    "diloco(averaging=int4)": ("diloco, 4 bits (ends 1 point lower)", "#e45756", "--"),
 }
 
 
@@ -31,7 +31,7 @@ def main(source: str, target: str) -> None:
     steps = {arm: found["steps"] for arm, found in result["trained"].items()}
     cells = [r for r in result["records"] if r["kind"] == "cell" and not r["slow_share"]]
     delays = sorted({r["delay"] for r in cells}, key=parse_time)
-    figure, panels = plt.subplots(1, len(delays), figsize=(10, 3.6), sharey=True, layout="constrained")
+    figure, panels = plt.subplots(1, len(delays), figsize=(11, 3.8), sharey=True, layout="constrained")
     for delay, panel in zip(delays, panels, strict=True):
         mine = sorted((r for r in cells if r["delay"] == delay), key=lambda r: parse_rate(r["rate"]))
         rates = [parse_rate(r["rate"]) * 8e-6 for r in mine]

@@ -82,9 +82,9 @@ def test_two_local_ranks_train_to_an_accuracy(tmp_path):
 def test_ranks_that_differ_are_judged_by_what_they_come_to_together(tmp_path):
     _write_task(tmp_path)
     done = _bench(
-        *("--train", "--algorithms", "ddp-bf16,local_sgd,ddp-postlocal,async_average,gossip", "--steps", "40"),
+        *("--train", "--algorithms", "ddp-bf16,local_sgd,ddp-postlocal,async_average,gossip,bounded_staleness"),
         *("--batch", "16", "--hosts", "2", "--local", "--data", str(tmp_path), "--json", str(tmp_path / "r.json")),
-        *("--evaluate-every", "20", "--slow-host", "0.5"),
+        *("--steps", "40", "--evaluate-every", "20", "--slow-host", "0.5"),
     )
     assert done.exit_code == 0, done.output
     records = json.loads((tmp_path / "r.json").read_text())["records"]

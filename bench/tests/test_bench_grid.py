@@ -15,7 +15,7 @@ from pliant.network import CannotEmulateError, LinkReport
 from pliant.network.changes import without_limits
 from pliant.spec import Link
 from pliant_bench.harness import rank_speed, stages
-from pliant_bench.harness.arms import Arm
+from pliant_bench.harness.arms import Arm, plan_of_arm
 from pliant_bench.harness.command import bench
 from pliant_bench.harness.exchange_period import steps_of_a_turn, uncounted_steps
 from pliant_bench.harness.grid import NetworkController, cells_left, cells_of, cells_of_file
@@ -291,10 +291,25 @@ def test_a_slow_rank_pauses_and_all_go_at_its_pace_unless_free(monkeypatch, rank
     own = rank_speed.speed_of(0.5, 0.1)
     own.pause()
     assert clock.now_s == pytest.approx(0.1 if rank == 2 else 0.0)
-    assert own.own_steps(10, free=False) == 10
-    assert own.own_steps(10, free=True) == (6 if rank == 2 else 12)
-    assert own.step_s(1, 0.1, free=False) == pytest.approx(1 / 5)
-    assert own.step_s(1, 0.1, free=True) == pytest.approx(3 / 25)
+    assert own.own_steps(10, unbounded=False) == 10
+    assert own.own_steps(10, unbounded=True) == (6 if rank == 2 else 12)
+    assert own.step_s(1, 0.1, unbounded=False) == pytest.approx(1 / 5)
+    assert own.step_s(1, 0.1, unbounded=True) == pytest.approx(3 / 25)
+
+
+@pytest.mark.parametrize(
+    ("name", "free", "unbounded"),
+    [
+        ("local_sgd", False, False),
+        ("async_average", True, True),
+        ("gossip(free=1)", True, True),
+        ("bounded_staleness", True, False),
+        ("onebit", False, False),
+    ],
+)
+def test_a_fast_rank_makes_more_steps_only_where_no_bound_lets_it_wait(name, free, unbounded):
+    arm = Arm(name=name, model=None, optimizer=None, run=SimpleNamespace(plan=plan_of_arm(name)))
+    assert (arm.free, arm.unbounded) == (free, unbounded)
 
 
 @pytest.mark.extended

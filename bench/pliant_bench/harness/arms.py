@@ -74,8 +74,13 @@ class Arm:
 
     @property
     def free(self) -> bool:
-        """Whether each rank goes at its own pace."""
+        """Whether each rank goes at its own pace, as far ahead of the others as the plan lets it."""
         return any(node.timing.pace == "free" for node in self._nodes)
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether a fast rank may be any number of steps ahead of a slow one."""
+        return self.free and all(node.staleness_bound is None for node in self._nodes)
 
     @property
     def apart(self) -> bool:

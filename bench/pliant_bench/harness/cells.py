@@ -114,7 +114,7 @@ class Turns:
             self._step()
         if not self._num_steps:
             self._num_steps = steps_of_a_turn(arm, *busiest([time.perf_counter() - start_s]))
-            self._own_steps = self._speed.own_steps(self._num_steps, free=arm.free)
+            self._own_steps = self._speed.own_steps(self._num_steps, unbounded=arm.unbounded)
         sent_before, exposed_before, start_s = arm.sent_bytes(), arm.exposed_s(), time.perf_counter()
         for _ in range(self._own_steps):
             self._step()
@@ -125,7 +125,7 @@ class Turns:
             self._exposed_s.append((exposed_s - exposed_before) / self._own_steps)
         arm.settle()
         dist.barrier()
-        self._step_s.append(self._speed.step_s(self._own_steps, own_s, free=arm.free))
+        self._step_s.append(self._speed.step_s(self._own_steps, own_s, unbounded=arm.unbounded))
 
     def found(self) -> dict[str, object]:
         """Return what came out. Collective."""

@@ -23,24 +23,24 @@ class RankSpeed:
         if self.pause_s:
             time.sleep(self.pause_s)
 
-    def own_steps(self, num_steps: int, *, free: bool) -> int:
-        """Return this rank's part of as many steps of all ranks: its speed's where each goes at its own pace."""
-        if not free or not self.slow_share:
+    def own_steps(self, num_steps: int, *, unbounded: bool) -> int:
+        """Return this rank's part of as many steps of all ranks: its speed's where none waits for another."""
+        if not unbounded or not self.slow_share:
             return num_steps
         size = dist.get_world_size()
         speed = self.slow_share if dist.get_rank() == size - 1 else 1.0
         return max(1, round(num_steps * size * speed / (size - 1 + self.slow_share)))
 
-    def step_s(self, own_steps: int, own_s: float, *, free: bool) -> float:
+    def step_s(self, own_steps: int, own_s: float, *, unbounded: bool) -> float:
         """Return the time in which all ranks together have made one step each. Collective.
 
-        At a free pace, or where ranks are alike: the number of ranks over the sum of their speeds. Otherwise all go
-        at the pace of the slow one.
+        Where none waits for another, or ranks are alike: the number of ranks over the sum of their speeds. Otherwise
+        all go at the pace of the slow one.
         """
         speeds = torch.zeros(dist.get_world_size(), dtype=torch.float64)
         speeds[dist.get_rank()] = own_steps / own_s
         dist.all_reduce(speeds)
-        if self.slow_share and not free:
+        if self.slow_share and not unbounded:
             return 1 / float(speeds[-1])
         return speeds.numel() / float(speeds.sum())
 

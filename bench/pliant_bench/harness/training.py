@@ -50,7 +50,7 @@ def train(
     total = num_steps(learner, setup)
     arm = learner.arm(name, seed, total)
     speed = speed_of(setup.slow_share, alone_s)
-    own_total = speed.own_steps(total, free=arm.free)
+    own_total = speed.own_steps(total, unbounded=arm.unbounded)
     steps_s: list[float] = []
     losses: list[float] = []
     mean_loss = math.nan  # until the first step of this rank
