@@ -114,15 +114,23 @@ def test_the_learning_rate_has_worse_neighbours(load):
     [
         (("--free", "--cells", "moon"), "argument --cells: invalid choice: 'moon' (choose from"),
         (("--free", "--arms", "ddp"), "argument --arms: invalid choice: 'ddp' (choose from"),
-        (("--arms", "async_average"), "--cells and --arms are for --free"),
+        (("--free", "--seeds", "9"), "argument --seeds: invalid choice: 9 (choose from"),
+        (("--arms", "async_average"), "--cells, --arms and --seeds are for --free"),
     ],
 )
-def test_cells_and_arms_that_are_not_there_are_named(load, tmp_path, monkeypatch, capsys, more, sentence):
+def test_cells_arms_and_seeds_that_are_not_there_are_named(load, tmp_path, monkeypatch, capsys, more, sentence):
     results = ("--results", str(tmp_path / "results.jsonl"), "--curves", str(tmp_path / "curves.jsonl"))
     monkeypatch.setattr(sys, "argv", ["curves.py", *results, *more])
     with pytest.raises(SystemExit):
         load("curves").main()
     assert sentence in capsys.readouterr().err
+
+
+def test_trials_are_narrowed_to_cells_arms_and_seeds(load, tmp_path):
+    job = load("job").Job(tmp_path / "results.jsonl", {"free": 1.0})
+    (one,) = job.left("free", ["1gbit 0ms"], ["gossip(free=1)"], [2])
+    assert one == {"kind": "free", "cell": "1gbit 0ms", "arm": "gossip(free=1)", "seed": 2}
+    assert 3 * len(job.left("free", seeds=[0])) == len(job.left("free")) == 180
 
 
 def test_page_and_tables_show_what_is_there(load, tmp_path, monkeypatch, capsys):
