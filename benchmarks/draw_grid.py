@@ -21,7 +21,7 @@ STYLES = {
     "choco": ("choco", "#72b7b2", "-"),
     "dcd": ("dcd", "#b279a2", "-"),
     "local_sgd": ("local_sgd", "#f58518", "-"),
-    "diloco(averaging=int4)": ("diloco, 4 bits (ends 1 point lower)", "#e45756", "--"),
+    "diloco(averaging=int4)": ("diloco, 4 bits", "#e45756", "--"),
 }
 
 

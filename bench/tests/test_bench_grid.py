@@ -307,7 +307,7 @@ def test_a_slow_rank_pauses_and_all_go_at_its_pace_unless_free(monkeypatch, rank
         ("onebit", False, False),
     ],
 )
-def test_a_fast_rank_makes_more_steps_only_where_no_bound_lets_it_wait(name, free, unbounded):
+def test_a_fast_rank_makes_more_steps_only_where_no_bound_makes_it_wait(name, free, unbounded):
     arm = Arm(name=name, model=None, optimizer=None, run=SimpleNamespace(plan=plan_of_arm(name)))
     assert (arm.free, arm.unbounded) == (free, unbounded)
 

@@ -6,9 +6,9 @@
 First 16-bit DDP trains at learning rates a factor of two apart, three seeds each. The one with the fewest steps to 85 %
 is the rate of all arms with SGD; both neighbours must be worse. Then each arm trains, as processes on loopback. With
 --free, arms at a free pace train in each cell instead, at the same rate (--curves names the file that has it); that
-needs an idle machine and root. Under bounded_staleness ranks wait nearly all of the time at 10 Mbit/s, so that --cells,
---arms and --seeds, with a file each, may train it several times at once there. A training that failed has a line too:
-delete it to try again.
+needs an idle machine and root. --cells, --arms and --seeds narrow what is trained. Cells do not go side by side: four
+ranks that mostly wait at 10 Mbit/s still take a third of a core for their packets. A training that failed has a line
+too: delete it to try again.
 """
 
 import itertools

@@ -172,7 +172,7 @@ def _at_a_free_pace(found: Joined) -> Table:
         rows.append([cell, format_time(statistics.mean(base_s)) if base_s else "-", *cells])
     note = (
         f"The step of {BASE} just before, mean over trainings; of each arm its step, its gain to {GOAL} over that, and "
-        f"by how many points it ends above {BASE}."
+        f"by how many points it ends above {BASE}. -: seeds are missing, or do not reach it."
     )
     return "at a free pace", note, ["cell", f"{BASE}: step", *arms], rows
 
