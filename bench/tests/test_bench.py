@@ -60,6 +60,7 @@ def _write_task(folder):
             (folder / f"{part}-{kind}-ubyte").write_bytes(head + bytes(array.flatten().tolist()))
 
 
+@pytest.mark.extended
 @pytest.mark.processes
 def test_two_local_ranks_train_to_an_accuracy(tmp_path):
     _write_task(tmp_path)

@@ -86,6 +86,7 @@ def test_a_cell_needs_another_that_shares_nothing_with_it():
         validate([cell("vgg16", 1e7), cell("vgg16", 1e8)])
 
 
+@pytest.mark.extended
 def test_simulated_runs_are_those_of_the_seed_and_of_the_families():
     runs = simulated_runs(150, ["exact", "quantized"], Overheads(), "test", 3)
     again = simulated_runs(150, ["exact", "quantized"], Overheads(), "test", 3)
@@ -156,6 +157,7 @@ def lines_of(cells: dict[tuple[str, float], float]) -> list[dict]:
     return lines
 
 
+@pytest.mark.extended
 def test_the_command_adds_simulated_runs_behind_the_measured_ones(tmp_path):
     write(dataset_of(lines_of({("vgg16", 1e7): 1.05, ("bert", 1e8): 1.05})), tmp_path / "data")
     arguments = [str(tmp_path / "data"), "--out", str(tmp_path / "more"), "--simulated", "70"]

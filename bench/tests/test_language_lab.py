@@ -80,9 +80,8 @@ def test_a_training_with_two_optimizers_is_that_of_ranks_which_train_by_themselv
     require_equal(trained(folder, *case).weights, theirs)
 
 
-@pytest.mark.parametrize(
-    "case", [CASES[1], *(pytest.param(case, marks=pytest.mark.extended) for case in (CASES[0], CASES[2]))]
-)
+@pytest.mark.extended
+@pytest.mark.parametrize("case", CASES)
 def test_workers_that_are_processes_train_as_threads_do(folder, case):
     """One training after the other."""
     by_threads = trained(folder, *case)
@@ -94,6 +93,7 @@ def test_workers_that_are_processes_train_as_threads_do(folder, case):
             assert (outcome.curve, outcome.sent_bytes) == (by_threads.curve, by_threads.sent_bytes)
 
 
+@pytest.mark.extended
 def test_a_rank_that_fails_is_one_line(folder):
     with (
         RankProcesses("cpu") as ranks,

@@ -74,6 +74,7 @@ def test_the_list_of_trials_is_what_its_command_makes(load):
     assert {each["device"] for each in trials.read() if each["size"] == "125M"} == {"cuda"}
 
 
+@pytest.mark.extended
 def test_what_muon_needs_is_tried_with_optimizers_that_there_are(load, folder):
     trials = load("trials")
     for algorithm, optimizer in {(each["algorithm"], each["optimizer"]) for each in trials.listed_of_muon()}:

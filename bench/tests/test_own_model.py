@@ -45,6 +45,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.extended
 @pytest.mark.processes
 def test_steps_of_an_own_model_are_timed(here):
     done = _bench("--model", "own_bench:make", "--algorithms", "compute,ddp,bytegrad", "--hosts", "2", "--local",

@@ -98,6 +98,7 @@ def test_a_model_that_cannot_be_helped_trains_as_always(code, sentence, tmp_path
     assert sentence in verdict["verdict"]
 
 
+@pytest.mark.extended
 def test_a_script_that_forks_is_left_alone_in_the_child(tmp_path):
     fork = """
 def fork(step):

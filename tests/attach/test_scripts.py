@@ -64,6 +64,7 @@ def test_an_unedited_script_is_measured_and_ends_with_its_own_weights(script, ho
     assert list(tmp_path.glob("pliant-run-*")) == []
 
 
+@pytest.mark.extended
 def test_each_rank_may_have_a_command_of_its_own(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(tmp_path)}
     own = ["-m", "pliant", "run", "--", sys.executable, str(SCRIPTS / "tutorial.py"), "30"]

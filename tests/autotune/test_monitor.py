@@ -71,6 +71,7 @@ def test_a_change_in_the_midst_of_a_search_is_found_out(clock, way, change_at):
     assert first.step_s(first.plan) < 1.1 * best_s
 
 
+@pytest.mark.extended
 def test_a_rate_that_comes_and_goes_leads_to_few_searches(clock, few):
     def body(place):
         sky = Sky(clock, lambda step: SLOW if step // 30 % 2 else FAST)
@@ -83,6 +84,7 @@ def test_a_rate_that_comes_and_goes_leads_to_few_searches(clock, few):
     assert gaps == sorted(gaps)
 
 
+@pytest.mark.extended
 def test_after_a_long_calm_a_change_is_answered_at_once_again(clock, few):
     def body(place):
         flaps = 400

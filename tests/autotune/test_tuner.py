@@ -67,6 +67,7 @@ def test_exact_auto_trains_like_ddp(few):
         assert torch.allclose(chosen, plain, atol=0.05)  # 16 bits while they were tried
 
 
+@pytest.mark.extended
 def test_it_tries_again_when_steps_have_become_longer(monkeypatch, few):
     monkeypatch.setattr(tuner, "_HOLD_STEPS", 10)
     probes = []

@@ -52,6 +52,7 @@ def test_a_placement_with_plot_and_files(tables, tmp_path):
     assert 'src="http' not in plot.read_text(), "self-contained"
 
 
+@pytest.mark.extended
 def test_hosts_that_name_a_machine_have_its_costs(tables, tmp_path):
     host = Host(name="a", num_ranks=2, send_bytes_per_s=1e9, receive_bytes_per_s=1e9, machine="h100")
     save(Topology(hosts=(host, replace(host, name="b"))), tmp_path / "links.json")

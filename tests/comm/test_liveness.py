@@ -72,6 +72,7 @@ def test_the_host_of_the_store_does_not_say_that_it_is_silent_itself(started):
     assert "store in which ranks give signs of life does not" in life.blame("group", 0.0, 10.0).sentence(0, 10.0)
 
 
+@pytest.mark.extended
 def test_a_store_that_is_slow_to_answer_is_not_taken_for_a_lost_one(started, monkeypatch):
     """Rank 2 needs longer than a dead store is waited for to see that rank 1 is silent."""
     monkeypatch.setattr(liveness, "_LEAST_SILENT_S", 0.6)

@@ -68,6 +68,7 @@ def test_no_step_reads_the_device_and_all_come_to_what_the_cpu_does(name):
         require_equal(name, found, run_world(2, lambda place: trained(place, node, CPU), timeout_s=60))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", [name for name in ROWS if name not in ON_DEVICE][:1])
 def test_what_may_read_the_device_does_so(name):
     """Else it is to be taken out of the list."""

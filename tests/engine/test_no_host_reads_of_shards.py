@@ -76,9 +76,8 @@ def test_gradients_that_torch_lets_go_of_stay_until_the_device_has_summed_them(m
     assert seen == [2] * (2 * STEPS * len(GROUPS))  # on two ranks, with rows for both
 
 
-@pytest.mark.parametrize(
-    "name", ["gradients among replicas", pytest.param("nothing but replicas", marks=pytest.mark.extended)]
-)
+@pytest.mark.extended
+@pytest.mark.parametrize("name", ["gradients among replicas", "nothing but replicas"])
 def test_no_step_among_replicas_reads_the_device(name):
     found = run_world(4, lambda place: trained(place, AMONG_REPLICAS[name], DEVICE, MESH))
     require_equal(found, run_world(4, lambda place: trained(place, AMONG_REPLICAS[name], CPU, MESH)))

@@ -115,6 +115,7 @@ def test_the_command_line_knows_them(copy):
     )
 
 
+@pytest.mark.extended
 def test_they_obey_the_laws(copy):
     """Ranks stay equal, feedback telescopes, bytes are those predicted, a saved run goes on; and the laws of codecs."""
     only = ("-k", "trunc or fading", "-m", "not extended")

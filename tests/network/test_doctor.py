@@ -63,6 +63,7 @@ def test_clocks_that_differ_are_found_within_what_a_round_trip_allows():
             assert error_s < 1e-3
 
 
+@pytest.mark.extended
 def test_each_pair_is_measured_over_one_connection_and_over_several():
     def body(place):
         with pytest.raises(ValueError, match="ask for at least 2"):

@@ -76,6 +76,7 @@ def test_failures_teach_nothing_and_break_nothing():
     assert model.residual.shrink == 0
 
 
+@pytest.mark.extended
 def test_a_search_with_it_finds_the_best_though_its_physics_is_wrong():
     space = Space(WORKLOAD, FLAT, Quality(budget=1.6))
 

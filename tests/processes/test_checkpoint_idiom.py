@@ -58,7 +58,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize(
     "what",
-    ["onebit", "gossip", *(pytest.param(what, marks=pytest.mark.extended) for what in ("owner", "streaming_diloco"))],
+    ["gossip", *(pytest.param(what, marks=pytest.mark.extended) for what in ("onebit", "owner", "streaming_diloco"))],
 )
 def test_resume_through_dcp_is_uninterrupted(tmp_path, what):
     """Also what ranks do not have in common: their optimizers, buffers, and the masks that dropout draws next."""

@@ -119,6 +119,7 @@ def test_one_of_four_is_killed_and_comes_back(tmp_path, store, what):
         hosts.end()
 
 
+@pytest.mark.extended
 def test_survivors_finish_alike(tmp_path, store):
     hosts = Hosts(3, tmp_path, "local_sgd", 1500, store)
     try:

@@ -161,6 +161,7 @@ def test_a_search_that_fails_holds_up_nobody(monkeypatch):
         run_world(2, body)
 
 
+@pytest.mark.extended
 def test_a_real_process_finds_better_owners():
     num_ranks, generator = 4, torch.Generator().manual_seed(0)
     numels = [256] * 128

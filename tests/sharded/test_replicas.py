@@ -90,7 +90,8 @@ def by_hosts(hosts: list[list[int]]) -> dict[str, tuple[float, bool]]:
     return found
 
 
-@pytest.mark.parametrize("hosts", [[[0], [1]], pytest.param([[0, 1], [2, 3]], marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("hosts", [[[0], [1]], [[0, 1], [2, 3]]])
 def test_replicas_may_have_two_levels(hosts):
     for found in run(sum(map(len, hosts)), by_hosts, hosts):
         assert found["exact"][0] <= 1e-6
@@ -114,6 +115,7 @@ def test_replicas_stay_equal_under_every_algorithm_of_gradients(kind, names):
             assert sent > 0, name
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("kind", "names"), kinds(("des_loc",), BETWEEN))
 def test_replicas_are_one_again_after_algorithms_between_steps(kind, names):
     for found in run(4 if kind == "hsdp" else 2, rows, kind, names):

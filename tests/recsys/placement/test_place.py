@@ -117,6 +117,7 @@ def test_ranks_that_share_a_link_make_replicas_pay():
     assert shared.plan.layouts[0].num_hot > 100
 
 
+@pytest.mark.extended
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(st.integers(0, 10_000), st.sampled_from([0, 7]))
 def test_more_memory_or_rate_is_never_slower_and_it_beats_all_alike(seed, staleness):
@@ -141,6 +142,7 @@ def test_more_memory_or_rate_is_never_slower_and_it_beats_all_alike(seed, stalen
     assert len(speeds) == 2
 
 
+@pytest.mark.extended
 def test_limits_of_bytes_and_work_are_kept():
     tables, frequencies, topology = case(5, num_tables=6)
     free = place_tables(tables, frequencies, topology, within(max_staleness=31), batch_sizes=(64, 256))
