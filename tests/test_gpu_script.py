@@ -83,6 +83,7 @@ def test_a_part_that_fails_or_hangs_says_so_and_the_others_go_on(results, code, 
     assert "what did not fit: nothing." in table
 
 
+@pytest.mark.extended
 def test_all_parts_have_one_deadline_and_what_does_not_fit_is_named(results):
     told, table = results(HANG, "--minutes", "9", "--spent-s", str(9 * 60 - 6), limit_s=100)
     assert told["parts"]["bad"]["ended"].startswith("stopped at the deadline of all")

@@ -109,6 +109,7 @@ def test_a_residual_that_explodes_is_given_up_and_not_paid(monkeypatch, caplog, 
     assert caplog.records[0].message in why
 
 
+@pytest.mark.extended
 def test_a_gradient_that_jumps_ends_a_relaxation(monkeypatch):
     taking(monkeypatch, BASELINES["powersgd"].plan())
     found = pliant.run_world(2, lambda place: flown(place, 200, loud_from=70, lr=1e-4))

@@ -58,6 +58,7 @@ def test_a_change_near_the_end_of_a_training_of_known_length_is_not_answered(clo
     assert all(step < 302 for step, _ in first.log)
 
 
+@pytest.mark.extended
 @changes((33, 9), more=(3, 17, 26, 40))
 def test_a_change_in_the_midst_of_a_search_is_found_out(clock, way, change_at):
     before, after = way

@@ -146,6 +146,7 @@ def test_advice_is_for_the_plan_that_has_taken_its_place(monkeypatch):
         assert "each rank steps on its own" not in after
 
 
+@pytest.mark.extended
 def test_what_came_before_is_kept_and_what_failed_is_as_if_it_had_not_been(monkeypatch):
     plan = plan_of(pliant.onebit())
     adopting(monkeypatch, plan)

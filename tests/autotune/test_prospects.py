@@ -26,6 +26,7 @@ def gain_if_seen(step_s: float) -> float:
     return look_ahead(WORK, FOUR, Overheads(), Quality(budget=1.1), EXACT, seen, 0).gain
 
 
+@pytest.mark.extended
 def test_an_exchange_is_taken_to_cost_no_more_than_was_seen(monkeypatch):
     monkeypatch.setattr(prospects, "_CANDIDATES", 5)
     as_predicted = gain_if_seen(PREDICTED_S)

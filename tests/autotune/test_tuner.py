@@ -150,6 +150,7 @@ def test_links_are_measured_between_the_hosts_that_are_given(monkeypatch):
     assert sizes == [[2, 1]] * 3
 
 
+@pytest.mark.extended
 def test_a_probe_is_short_where_exchanges_may_take_little(monkeypatch):
     asked, measured = [], tuner.probe
     monkeypatch.setattr(

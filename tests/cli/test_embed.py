@@ -106,6 +106,7 @@ def test_mistakes_are_one_sentence(tables, tmp_path):
     assert "say who there is, once" in error
 
 
+@pytest.mark.extended
 def test_rows_counted_in_a_log(tables, tmp_path):
     table = tmp_path / "clicks.csv"
     lines = [f"{k % 2},u{k % 90},{k % 7},{k % 5}" for k in range(400)]

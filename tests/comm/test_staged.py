@@ -122,6 +122,7 @@ def test_staged_messages_keep_the_order_of_accelerators(name):
     assert all(map(torch.equal, found, wanted))
 
 
+@pytest.mark.extended
 def test_buffers_are_made_once():
     def body(place):
         comm = StagedComm(place.comm)

@@ -164,6 +164,7 @@ def test_training_is_the_same_bit_for_bit(estimator):
     assert pliant.run_world(2, body, timeout_s=60) == [(True, True, True)] * 2
 
 
+@pytest.mark.extended
 def test_in_every_combination():
     own = Curved()
     wholes = {

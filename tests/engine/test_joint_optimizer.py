@@ -108,6 +108,7 @@ def one_gan(place):
     return DistributedDataParallel(module, process_group=place.process_group, find_unused_parameters=True)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("critic_steps", [1, 2])
 def test_a_gan_in_one_model(critic_steps):
     """Optimizers that step in turns: exact plans train it as DDP does; plans that would mix the two losses say so."""

@@ -43,7 +43,8 @@ def test_nothing_that_slices_keep_is_lost(name):
         torch.testing.assert_close(applied, given, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [pytest.param("hosts(onebit)", marks=pytest.mark.extended), "after(hosts)"])
+@pytest.mark.extended
+@pytest.mark.parametrize("name", ["hosts(onebit)", "after(hosts)"])
 def test_a_checkpoint_of_slices_goes_on_to_the_bit(name, tmp_path):
     def body(place):
         whole = new_ddp(place)

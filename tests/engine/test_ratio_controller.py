@@ -51,6 +51,7 @@ def test_bytes_of_a_step_are_held_alike_on_all_ranks():
     assert sent / 20 == pytest.approx(target, rel=0.05)
 
 
+@pytest.mark.extended
 def test_a_link_that_waits_lowers_the_ratio():
     """Every rank's network is made slow by hand: what it waits grows with what it sends."""
     what = pliant.with_target(pliant.topk(0.02), exposed_s=0.05, floor=1e-3)  # so few that no knee shows

@@ -51,6 +51,7 @@ def test_the_wrong_module_is_found_in_step_1(loop, names):
     pliant.run_world(2, body, timeout_s=60)
 
 
+@pytest.mark.extended
 def test_where_gradients_stay_any_module_may_be_called():
     def body(place):
         for name in sorted({*ALGORITHMS, *BETWEEN_STEPS} - set(NEEDS_BUCKETS)):

@@ -90,6 +90,7 @@ def test_training_by_a_schedule_is_training(size):
         assert torch.equal(first, direct) or name != "direct"
 
 
+@pytest.mark.extended
 def test_training_in_codes_by_a_schedule_is_training():
     model = start().float()
     exact, *_ = run_world(4, lambda context: trained(context, model, "allreduce"))

@@ -91,6 +91,7 @@ def test_what_is_no_sum_of_numbers_is_handed_on():
     assert run_world(3, train) == [(2.0, 3, 0)] * 3
 
 
+@pytest.mark.extended
 def test_a_search_beside_training_ends_with_the_faster_of_both():
     """On one machine the backend's own sum is faster than four rounds: all change, measure, and return together."""
 

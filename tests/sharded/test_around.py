@@ -83,13 +83,8 @@ ALONE, AMONG_REPLICAS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("size", "names"),
-    [
-        (3, ALONE[:1]),
-        *(pytest.param(*row, marks=pytest.mark.extended) for row in ((3, ALONE[1:]), (4, AMONG_REPLICAS))),
-    ],
-)
+@pytest.mark.extended
+@pytest.mark.parametrize(("size", "names"), [(3, ALONE[:1]), (3, ALONE[1:]), (4, AMONG_REPLICAS)])
 def test_a_run_goes_on_to_the_bit_through_distributed_checkpoint(size, names, tmp_path):
     for found in run(size, resumes, names, str(tmp_path)):
         assert found == dict.fromkeys(names, True)

@@ -65,7 +65,7 @@ def coded_rows(width: int, names: tuple[str, ...]) -> dict[str, tuple[float, boo
 @pytest.mark.parametrize(
     ("size", "width", "names"),
     [
-        (3, 34, ("int4", "int4, residual in 8 bits", "int4, no residual")),
+        (3, 34, ("int4, residual in 8 bits",)),
         *(pytest.param(n, width, (*ROWS,), marks=pytest.mark.extended) for n, width in ((2, 32), (3, 34), (4, 32))),
     ],
 )
@@ -89,6 +89,7 @@ def under_default_dtypes() -> bool:
     return torch.equal(*ends)
 
 
+@pytest.mark.extended
 def test_another_default_dtype_of_torch_changes_nothing_of_shards():
     assert run(2, under_default_dtypes) == [True, True]
 
@@ -175,6 +176,7 @@ def in_backward_or_after() -> bool:
     return torch.equal(*ends)
 
 
+@pytest.mark.extended
 def test_an_optimizer_in_backward_trains_with_the_weights_of_forward():
     assert all(run(2, in_backward_or_after))
 

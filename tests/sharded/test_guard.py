@@ -91,14 +91,8 @@ def spared(run_, rank):
     """Break nothing."""
 
 
-@pytest.mark.parametrize(
-    ("sabotage", "mesh"),
-    [
-        (scatters, ()),
-        pytest.param(afterwards, (), marks=pytest.mark.extended),
-        pytest.param(afterwards, (2, 2), marks=pytest.mark.extended),
-    ],
-)
+@pytest.mark.extended
+@pytest.mark.parametrize(("sabotage", "mesh"), [(scatters, ()), (afterwards, ()), (afterwards, (2, 2))])
 def test_an_error_of_the_plan_does_not_end_the_run(sabotage, mesh):
     found = run(4 if mesh else 2, guarded, sabotage, pliant.Auto(watch=False), mesh, FAILS_AT + 8)
     for began, left, told, still, _, error in found:
@@ -147,6 +141,7 @@ def put_back() -> bool:
     return moved and all(map(torch.equal, shards, before)) and not copy.spoiled
 
 
+@pytest.mark.extended
 def test_a_copy_made_in_the_midst_of_a_pass_is_of_the_shards():
     assert run(2, put_back) == [True, True]
 
@@ -171,6 +166,7 @@ def probed():
     return figures, norm, owed
 
 
+@pytest.mark.extended
 def test_the_probe_sees_whole_gradients_of_a_rank():
     for figures, norm, owed in run(2, probed):
         assert figures.gradient == pytest.approx(norm, rel=1e-3)

@@ -137,6 +137,7 @@ def in_bf16() -> tuple[float, bool]:
     return apart(*ends), replicas_equal(model, mesh["replica"].get_group())
 
 
+@pytest.mark.extended
 def test_gradients_that_are_reduced_in_16_bits_reach_replicas_before_they_are_cast():
     for error, alike in run(2, in_bf16):
         assert alike
@@ -161,13 +162,14 @@ def accumulated(mesh: tuple[int, int], what) -> tuple[float, float, float]:
     return apart(ends[1], ends[0]), apart(ends[2], ends[1]), sent[2] / sent[1]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("mesh", "what"),
     [
         ((2, 1), "allreduce"),
-        pytest.param((2, 2), "allreduce", marks=pytest.mark.extended),
-        pytest.param((2, 1), "local_sgd(1)", marks=pytest.mark.extended),
-        pytest.param((2, 2), pliant.sharded(gradients="allreduce", replicas="allreduce"), marks=pytest.mark.extended),
+        ((2, 2), "allreduce"),
+        ((2, 1), "local_sgd(1)"),
+        ((2, 2), pliant.sharded(gradients="allreduce", replicas="allreduce")),
     ],
 )
 def test_replicas_average_once_for_all_passes_that_defer_it(mesh, what):
@@ -193,6 +195,7 @@ def given_up() -> float:
     return apart(ends[1], ends[0])
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not hasattr(FSDPModule, "reset_iter_state"), reason="torch 2.13 and later forget a pass")
 def test_gradients_that_torch_forgets_are_not_kept_for_a_later_average():
     assert max(run(2, given_up)) <= 1e-6
@@ -252,6 +255,7 @@ def with_the_momentum() -> bool:
     return same and any(bool(own["momentum"].any()) for own in slots.values())
 
 
+@pytest.mark.extended
 def test_an_exchange_of_momenta_begins_with_those_that_the_optimizer_has_of_its_shards():
     assert run(2, with_the_momentum) == [True, True]
 
@@ -356,15 +360,12 @@ def evaluated(what, mesh: tuple[int, int]) -> tuple[float, float, bool, bool]:
     return before, mean, own, ended == now()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("what", "mesh"),
     [
         (pliant.local_sgd(4), (2, 1)),
-        pytest.param(
-            pliant.sharded(weights="allreduce", regather=False, replicas=pliant.local_sgd(4)),
-            (2, 2),
-            marks=pytest.mark.extended,
-        ),
+        (pliant.sharded(weights="allreduce", regather=False, replicas=pliant.local_sgd(4)), (2, 2)),
     ],
 )
 def test_an_evaluation_leaves_no_weights_behind(what, mesh):

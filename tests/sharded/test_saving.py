@@ -184,6 +184,7 @@ def without_resize(folder: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.extended
 def test_what_cannot_be_loaded_is_refused_on_all_ranks(tmp_path):
     folder = str(tmp_path / "run")
     run(2, saves, KEEPING["int4"][0], (), folder)

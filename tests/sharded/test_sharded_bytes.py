@@ -91,6 +91,7 @@ def test_bytes_are_those_that_the_simulator_predicts(size, width, names):
         assert [found[name][0] for found in results] == expected, name
 
 
+@pytest.mark.extended
 def test_bytes_among_replicas_are_those_that_the_simulator_predicts():
     topology = Topology(hosts=tuple(Host(name=f"h{k}") for k in range(3)))
     results = run(3, counted, REPLICAS, 34, "replicate")
