@@ -42,8 +42,10 @@ _REST = """\
   made to fail, and a plan that is much slower than the control is aborted.
 - `simulated`: `benchmarks/dataset/build.py --simulated`, from a seed.
 
-`simulated_s` is the simulator's time of every row, from the cluster as asked for and the session's observed times. It
-is uncalibrated, and of the version that the simulated rows name.
+A schedule that is "auto" was found for the cluster before the trial: a run goes around the ring until it has seen
+more sums than a trial has. `simulated_s` is the simulator's time of every row, from the cluster as asked for and the
+session's observed times. It is uncalibrated, and of the version that the simulated rows name: rows that slept were
+measured by an older engine, which made more rounds in coded plans.
 
 ## Limits
 

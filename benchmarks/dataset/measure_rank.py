@@ -23,6 +23,7 @@ from dataset.models import MODELS, OPTIMIZERS
 from dataset.trial_list import plan_of, topology_of
 
 import pliant
+from pliant.planner.schedules import with_schedules
 from pliant.spec import Topology, Workload, to_json
 from pliant_bench.collect.trial import run_trial
 from pliant_bench.harness.emit import emit
@@ -134,7 +135,9 @@ def measure_cell(cell: dict[str, Any], job: dict[str, Any]) -> bool:
         emit("begin", {"cell": cell["cell"], "number": one["number"]})
         subject.begin(one["fault"], one["abort_over"] * control_s if one["origin"] != "control" else 0.0)
         faulthandler.dump_traceback_later(HUNG_S, exit=True)  # nobody waits for ever
-        found = run_trial(subject, plan_of(one), job["trial_seconds"], wire=True)
+        # "auto" would go around the ring for more sums than these; what all ranks have observed is the same.
+        plan = with_schedules(plan_of(one), subject.workload, topology)
+        found = run_trial(subject, plan, job["trial_seconds"], wire=True)
         faulthandler.cancel_dump_traceback_later()
         mark = f"{AbortedTrialError.__name__}: "
         if mark in found["reason"]:
