@@ -32,14 +32,16 @@ def _no_experience(monkeypatch, tmp_path_factory):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / f"cache{next(_folders)}"))
 
 
-gc.disable()  # while tests are collected: nothing of them is garbage
-
-
-def pytest_collection_finish():
-    """Spare the garbage collector what lives as long as the process: torch, and all tests."""
-    gc.collect()
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Let the garbage collector rest, and spare it what lives as long as the process: torch, and all tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_sessionfinish():

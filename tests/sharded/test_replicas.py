@@ -99,12 +99,13 @@ def test_replicas_may_have_two_levels(hosts):
         assert all(alike for _, alike in found.values())
 
 
-def kinds(some, names):
-    """Return some algorithms on a mesh of two dimensions, and all, on both kinds of mesh, in the second tier."""
-    return [("hsdp", some), *(pytest.param(kind, names, marks=pytest.mark.extended) for kind in ("hsdp", "replicate"))]
-
-
-@pytest.mark.parametrize(("kind", "names"), kinds(("allreduce", "onebit"), SYNCHRONOUS))
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("hsdp", ("allreduce", "onebit")),
+        *(pytest.param(kind, SYNCHRONOUS, marks=pytest.mark.extended) for kind in ("hsdp", "replicate")),
+    ],
+)
 def test_replicas_stay_equal_under_every_algorithm_of_gradients(kind, names):
     for found in run(4 if kind == "hsdp" else 3, rows, kind, names):
         assert found["allreduce"][0] <= 1e-6
@@ -116,9 +117,9 @@ def test_replicas_stay_equal_under_every_algorithm_of_gradients(kind, names):
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize(("kind", "names"), kinds(("des_loc",), BETWEEN))
-def test_replicas_are_one_again_after_algorithms_between_steps(kind, names):
-    for found in run(4 if kind == "hsdp" else 2, rows, kind, names):
+@pytest.mark.parametrize("kind", ["hsdp", "replicate"])
+def test_replicas_are_one_again_after_algorithms_between_steps(kind):
+    for found in run(4 if kind == "hsdp" else 2, rows, kind, BETWEEN):
         for name, (error, _, after, sent) in found.items():
             assert after, name
             assert error < 0.3, (name, error)

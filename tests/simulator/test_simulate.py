@@ -57,7 +57,7 @@ def sped_up(topology, factor, less):
     return replace(topology, hosts=hosts, links=links)
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(some_plan, topologies(), st.floats(1, 100), st.floats(0, 1))
 def test_cheaper_links_are_never_slower(name, topology, factor, less):
     if topology.num_ranks != 4 and name == "owner-uneven":
