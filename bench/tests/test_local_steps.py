@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from test_language_lab import RANKS, RATE, STEPS, folder, recipe, task
@@ -37,21 +37,32 @@ def trial(load, kind, arm, **other):
     return {**made, **other}
 
 
-def outcome_at(best):
-    """Return a training that takes no time, whose loss is lowest at one rate."""
+BEST = 2.0**-5
+"""Rate at which losses of `NoProcesses` are lowest."""
 
-    def fake(task, what, recipe):
-        loss = 1 + abs(math.log2(recipe.lr / best)) / 10 + recipe.seed / 100 + (0.5 if "local" in what else 0)
-        curve = [{"step": task.steps, "loss": loss}]
+
+class NoProcesses:
+    """Ranks whose trainings take no time, and which trainings were asked of them."""
+
+    asked: ClassVar[list] = []
+
+    def __init__(self, device):
+        self.device = device
+
+    def train(self, task, what, recipe):
+        self.asked.append((task["size"], recipe.ranks, self.device, task["folder"]))
+        loss = 1 + abs(math.log2(recipe.lr / BEST)) / 10 + recipe.seed / 100 + (0.5 if "local" in what else 0)
+        curve = [{"step": task["steps"], "loss": loss}]
         return Outcome(curve=curve, diverged=False, sent_bytes=8e6, exchanges=31, wall_s=0.0, weights=[])
 
-    return fake
+    def close(self):
+        self.asked.append("closed")
 
 
-def run_job(load, monkeypatch, folder, out, trials, best=2.0**-5, *arguments):
+def run_job(load, monkeypatch, folder, out, trials, *arguments):
     job = load("measure")
     monkeypatch.setattr(job, "read", lambda path: trials)
-    monkeypatch.setattr(job, "train", outcome_at(best))
+    monkeypatch.setattr(job, "RankProcesses", NoProcesses)
     job.main(["--out", str(out), "--text", folder, *arguments])
     return lines_of(out)
 
@@ -90,7 +101,7 @@ def test_a_rate_is_tuned_short_and_checked_long(load, monkeypatch, folder, tmp_p
     rates = {steps: [line["lr"] for line in lines if line["steps"] == steps] for steps in (500, 1000)}
     assert sorted(rates[500]) == [2.0**-8, 2.0**-7, 2.0**-6, 2.0**-5, 2.0**-4]
     assert sorted(set(rates[1000])) == [2.0**-6, 2.0**-5, 2.0**-4]
-    assert [line["lr"] for line in lines if line["seed"] == 2] == [2.0**-5]
+    assert [line["lr"] for line in lines if line["seed"] == 2] == [BEST]
     assert "trained/AdamW/ddp/0.06M/32/4/1000/linear/2: rate 0.03125, loss 1.0200" in capsys.readouterr().out
 
 
@@ -100,11 +111,11 @@ def test_the_job_goes_on_where_it_stopped(load, monkeypatch, folder, tmp_path, c
     out.write_text("".join(json.dumps(line) + "\n" for line in whole[:3]) + '{"size": "0.06M", "wind')
     clock = itertools.count()
     monkeypatch.setattr(load("measure").time, "monotonic", lambda: next(clock))
-    run_job(load, monkeypatch, folder, out, trials, 2.0**-5, "--seconds", "2")
+    run_job(load, monkeypatch, folder, out, trials, "--seconds", "2")
     told = capsys.readouterr().out
     assert "the time is over; 2 trials are left" in told
     assert "1 trainings were made" in told
-    run_job(load, monkeypatch, folder, out, trials, 2.0**-5, "--list")
+    run_job(load, monkeypatch, folder, out, trials, "--list")
     assert "2 of 2 trials are open" in capsys.readouterr().out
     assert run_job(load, monkeypatch, folder, out, trials) == whole
     written = out.read_text()
@@ -126,7 +137,7 @@ def test_what_pliant_does_not_have_is_one_line_and_tried_again(load, monkeypatch
         "there is no algorithm 'lion_lo",
         "there is no optimizer 'Lion' i",
     ]
-    run_job(load, monkeypatch, folder, tmp_path / "out", [unknown], 2.0**-5, "--list")
+    run_job(load, monkeypatch, folder, tmp_path / "out", [unknown], "--list")
     assert "open tuned/AdamW/lion_loco" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         run_job(load, monkeypatch, folder, tmp_path / "out", [{**unknown, "device": "cuda"}])
@@ -136,22 +147,10 @@ def test_what_pliant_does_not_have_is_one_line_and_tried_again(load, monkeypatch
 def test_an_accelerator_carries_out_all_trials_with_processes(load, monkeypatch, folder, tmp_path):
     """Those of the CPU too, with as many ranks as they say, all on the one device."""
     asked = []
-
-    class Fake:
-        def __init__(self, device):
-            self.device = device
-
-        def train(self, task, what, recipe):
-            asked.append((task["size"], recipe.ranks, self.device, task["folder"]))
-            return outcome_at(2.0**-5)(SimpleNamespace(**task), what, recipe)
-
-        def close(self):
-            asked.append("closed")
-
-    monkeypatch.setattr(load("measure"), "RankProcesses", Fake)
+    monkeypatch.setattr(NoProcesses, "asked", asked)
     arm = load("trials").ADAMW_DDP
     trials = [trial(load, "tuned", arm), trial(load, "tuned", arm, size="125M", device="cuda", windows=128)]
-    lines = run_job(load, monkeypatch, folder, tmp_path / "out", trials, 2.0**-5, "--device", "cuda")
+    lines = run_job(load, monkeypatch, folder, tmp_path / "out", trials, "--device", "cuda")
     assert {line["device"] for line in lines} == {"cuda"}
     assert set(asked[:-1]) == {("0.06M", 4, "cuda", folder), ("125M", 4, "cuda", folder)}
     assert asked[-1] == "closed"
@@ -161,7 +160,9 @@ def test_a_training_of_the_job_is_one_of_the_laboratory(load, folder, tmp_path):
     job, rates = load("measure"), load("rates")
     about = {"size": "0.06M", "windows": 4, "ranks": RANKS, "steps": STEPS, "optimizer": "Muon", "decay": "cosine"}
     about |= {"algorithm": "local_sgd(period=2)", "lr": RATE, "seed": 1}
-    line = job.Bench(rates.Trainings(tmp_path / "out"), "cpu", folder, math.inf).trained(about)
+    bench = job.Bench(rates.Trainings(tmp_path / "out"), "cpu", folder, math.inf)
+    line = bench.trained(about)
+    bench.close()
     ours = train(task(folder), "local_sgd(period=2)", recipe(optimizer="Muon", seed=1, every=1, decay="cosine"))
     assert line["curve"] == [(point["step"], round(point["loss"], 6)) for point in ours.curve]
     assert line["exchanges"] == STEPS // 2

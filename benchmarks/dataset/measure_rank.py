@@ -24,6 +24,7 @@ from dataset.trial_list import plan_of, topology_of
 
 import pliant
 from pliant.planner.schedules import with_schedules
+from pliant.simulator import simulate
 from pliant.spec import Topology, Workload, to_json
 from pliant_bench.collect.trial import run_trial
 from pliant_bench.harness.emit import emit
@@ -137,7 +138,8 @@ def measure_cell(cell: dict[str, Any], job: dict[str, Any]) -> bool:
         faulthandler.dump_traceback_later(HUNG_S, exit=True)  # nobody waits for ever
         # "auto" would go around the ring for more sums than these; what all ranks have observed is the same.
         plan = with_schedules(plan_of(one), subject.workload, topology)
-        found = run_trial(subject, plan, job["trial_seconds"], wire=True)
+        cycle = simulate(plan, subject.workload, topology).period
+        found = run_trial(subject, plan, job["trial_seconds"], wire=True, cycle=cycle)
         faulthandler.cancel_dump_traceback_later()
         mark = f"{AbortedTrialError.__name__}: "
         if mark in found["reason"]:

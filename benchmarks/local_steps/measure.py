@@ -7,10 +7,10 @@
 
 The list of trials, with seeds, is `trials_seed1.jsonl` (see `trials.py`). A trial needs one or more trainings, and each
 finished training is one line of the file: the same command goes on where it stopped. Nothing is timed, so the machine
-may do other things. On the CPU, workers are threads of this process with real Gloo groups between them; on an
-accelerator, which carries out the trials of all sizes, they are processes that share it. Either way each has a run of
-Pliant's own (`pliant_bench.lab`). Processes side by side need each its own --out and its own arms; `merge_lines.py`
-makes one file of them, and `benchmarks/gpu/lab.py` does it all on an accelerator.
+may do other things. Workers are processes with real Gloo groups between them, each with a run of Pliant's own
+(`pliant_bench.lab`); an accelerator, which carries out the trials of all sizes, they share. Commands side by side need
+each its own --out and its own arms; `merge_lines.py` makes one file of them, and `benchmarks/gpu/lab.py` does it all on
+an accelerator.
 
 A trial whose algorithm or optimizer this version of Pliant does not have, or refuses, is one line on the screen and
 none in the file, so that it is tried again. The text is the source of Python's standard library, or `--text FOLDER`;
@@ -21,18 +21,16 @@ import argparse
 import fnmatch
 import time
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
-import torch
 from rates import KEY, NotTrainedError, Rates, Trainings, from_file, loss_of
 from trials import LIST, Record, key_of, read
 
 import pliant
-from pliant_bench.lab.language import language_task, text_name
+from pliant_bench.lab.language import text_name
 from pliant_bench.lab.optimizers import require_optimizer
 from pliant_bench.lab.processes import RankProcesses
-from pliant_bench.lab.training import Outcome, Recipe, train
+from pliant_bench.lab.training import Outcome, Recipe
 
 POINTS = 10
 """Points of a curve."""
@@ -86,16 +84,11 @@ class Bench:
             ranks=about["ranks"],
             every=max(about["steps"] // POINTS, 1),
         )
-        if self._device == "cpu":
-            return train(_task(**task), about["algorithm"], recipe)
         return self._processes.train(task, about["algorithm"], recipe)
 
     def close(self) -> None:
-        """End the processes of an accelerator."""
+        """End the processes."""
         self._processes.close()
-
-
-_task = cache(language_task)
 
 
 def require_text(trainings: Trainings, text: str) -> None:
@@ -145,7 +138,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--text", default="", help="folder of text files")
     parser.add_argument("--list", action="store_true", help="say which trials are done, and carry out none")
     given = parser.parse_args(argv)
-    torch.set_num_threads(1)
     trainings, patterns = Trainings(given.out), given.only or ["*"]
     trials = read(given.trials)
     asked = [trial for trial in trials if any(fnmatch.fnmatchcase(key_of(trial), each) for each in patterns)]

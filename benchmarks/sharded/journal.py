@@ -51,7 +51,7 @@ def place() -> dict[str, str]:
 def run_ranks(
     cluster: EmulatedCluster | LocalHosts, script: str, argv: Sequence[str], take: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Run a script of this folder once per rank, and hand over the records of rank 0.
+    """Run a script, of this folder if its path is relative, once per rank, and hand over the records of rank 0.
 
     Raises:
         RuntimeError: A rank failed; its last words are in the message.
@@ -65,7 +65,7 @@ def run_ranks(
         elif line.strip():
             words.append(f"[{rank}] {line}")
 
-    results = cluster.run([sys.executable, str(Path(__file__).with_name(script)), *argv], on_line=on_line)
+    results = cluster.run([sys.executable, str(Path(__file__).parent / script), *argv], on_line=on_line)
     if any(result.exit_code for result in results):
         codes = [result.exit_code for result in results]
         raise RuntimeError("\n".join([f"{script} failed on ranks with {codes}:", *words[-_LAST_WORDS:]]))

@@ -29,6 +29,8 @@ _WARM_UP_STEPS = 2
 _ALONE_STEPS = 5
 _PRECISE = 0.02
 _LEAST_SAMPLES = 6
+_LONGEST_CYCLE = 32
+"""Steps; of exchanges that repeat later, only those of one period are measured together."""
 _REASON_BYTES = 600
 _COUNTED = ("sent_bytes", "received_bytes", "exposed_s", "exchange_s", "codec_s")
 
@@ -88,14 +90,23 @@ class ReplayedModel:
         return busiest([statistics.median(took_s)])[0]
 
 
-def run_trial(model: ReplayedModel, plan: SyncPlan, seconds: float, *, wire: bool) -> dict[str, Any]:
+def run_trial(model: ReplayedModel, plan: SyncPlan, seconds: float, *, wire: bool, cycle: int = 1) -> dict[str, Any]:
     """Run a plan, and return what came out, the same on all ranks. What any of them raises becomes the reason.
 
     Collective, and over within the timeouts of the subject's and the default group's collectives.
+
+    Args:
+        model: Subject of the trial.
+        plan: Plan to put in force.
+        seconds: No further turn begins after so many.
+        wire: Whether this host has an interface whose bytes are counted.
+        cycle: Steps after which the plan's exchanges repeat, as a simulation tells it: partners of a gossip may be
+            others in each. They are measured together, unless they are too many.
+
     """
     reason, found = "", {}
     try:
-        found = _time_steps(model, plan, seconds, wire=wire)
+        found = _time_steps(model, plan, seconds, wire=wire, cycle=cycle)
     except Exception as error:  # noqa: BLE001  a plan that fails is a result; the others are still to be run
         reason = f"{type(error).__name__}: {error}"
     if whole := _first_reason(reason):
@@ -103,7 +114,7 @@ def run_trial(model: ReplayedModel, plan: SyncPlan, seconds: float, *, wire: boo
     return {"status": "ok", "reason": "", **found}
 
 
-def _time_steps(model: ReplayedModel, plan: SyncPlan, seconds: float, *, wire: bool) -> dict[str, Any]:
+def _time_steps(model: ReplayedModel, plan: SyncPlan, seconds: float, *, wire: bool, cycle: int) -> dict[str, Any]:
     knows_peak = _forget_peak()
     began_s = time.perf_counter()
     model.run.switch(plan)
@@ -114,6 +125,8 @@ def _time_steps(model: ReplayedModel, plan: SyncPlan, seconds: float, *, wire: b
         model.step()
         period.steps_made += 1
     model.pace()
+    if cycle <= _LONGEST_CYCLE:
+        period.period = math.lcm(period.period, cycle)
     samples: list[list[float]] = []
     counted = [0.0] * (len(_COUNTED) + 1)
     num_steps = 0

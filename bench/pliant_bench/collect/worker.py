@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from pliant.simulator import simulate
 from pliant.spec import load
 from pliant_bench.collect.job import CHECK, Job
 from pliant_bench.collect.trial import ReplayedModel, run_trial
@@ -38,7 +39,9 @@ def main(path: str) -> None:
         for entry in place.entries:
             emit("begin", {"place": number, "number": entry.number})
             with _ends_within(job.timeout_s):
-                found = run_trial(model, entry.genes.plan(entry.name), job.seconds_per_trial, wire=job.emulated)
+                plan = entry.genes.plan(entry.name)
+                cycle = simulate(plan, place.workload, place.topology).period
+                found = run_trial(model, plan, job.seconds_per_trial, wire=job.emulated, cycle=cycle)
             emit("trial", {"place": number, "number": entry.number, **found})
             if found["status"] != "ok":  # what it left cannot be relied on
                 with _ends_within(job.timeout_s):
