@@ -41,18 +41,24 @@ BEST = 2.0**-5
 """Rate at which losses of `NoProcesses` are lowest."""
 
 
+def by_rate(task, what, recipe):
+    """Return the curve of a training whose loss depends on its rate, its seed and a word of its algorithm."""
+    loss = 1 + abs(math.log2(recipe.lr / BEST)) / 10 + recipe.seed / 100 + (0.5 if "local" in what else 0)
+    return [{"step": task["steps"], "loss": loss}]
+
+
 class NoProcesses:
     """Ranks whose trainings take no time, and which trainings were asked of them."""
 
     asked: ClassVar[list] = []
+    curve = staticmethod(by_rate)
 
     def __init__(self, device):
         self.device = device
 
     def train(self, task, what, recipe):
         self.asked.append((task["size"], recipe.ranks, self.device, task["folder"]))
-        loss = 1 + abs(math.log2(recipe.lr / BEST)) / 10 + recipe.seed / 100 + (0.5 if "local" in what else 0)
-        curve = [{"step": task["steps"], "loss": loss}]
+        curve = self.curve(task, what, recipe)
         return Outcome(curve=curve, diverged=False, sent_bytes=8e6, exchanges=31, wall_s=0.0, weights=[])
 
     def close(self):
@@ -188,17 +194,13 @@ def test_the_page_has_ratios_of_the_same_seeds(load, monkeypatch, folder, tmp_pa
     assert "muloco" not in told
 
 
-def lagging(lags, best=2.0**-5):
-    """Return a training that takes no time, and comes to each loss so many times later than another."""
-
-    def fake(task, what, recipe):
-        lag = next((lag for name, lag in lags.items() if what.startswith(name)), 1.0)
-        worse = abs(math.log2(recipe.lr / best)) / 10
-        points = range(recipe.every, task.steps + 1, recipe.every)
-        curve = [{"step": step, "loss": 3 + worse - step / task.steps / lag} for step in points]
-        return Outcome(curve=curve, diverged=False, sent_bytes=8e6, exchanges=31, wall_s=0.0, weights=[])
-
-    return fake
+def lagging(task, what, recipe):
+    """Return the curve of a training that comes to each loss so many times later than another."""
+    lags = {"muloco": 1.1, "local_sgd": 1.3, "des_loc": 1.2}
+    lag = next((lag for name, lag in lags.items() if what.startswith(name)), 1.0)
+    worse = abs(math.log2(recipe.lr / BEST)) / 10
+    points = range(recipe.every, task["steps"] + 1, recipe.every)
+    return [{"step": step, "loss": 3 + worse - step / task["steps"] / lag} for step in points]
 
 
 def fitted(lines):
@@ -218,7 +220,8 @@ def test_trainings_become_rows_of_the_planners_table(load, monkeypatch, folder, 
     cell = trials.Cell(size="0.06M")
     listed = [*trials.in_cell(arms, cell), *trials.in_cell((trials.MAIN[3],), cell, (0, 1))]
     monkeypatch.setattr(job, "read", lambda path: listed)
-    monkeypatch.setattr(job, "train", lagging({"muloco": 1.1, "local_sgd": 1.3, "des_loc": 1.2}))
+    monkeypatch.setattr(job, "RankProcesses", NoProcesses)
+    monkeypatch.setattr(NoProcesses, "curve", staticmethod(lagging))
     job.main(["--out", str(out), "--text", folder])
     monkeypatch.setattr(load("ratios"), "read", lambda: listed)
     capsys.readouterr()

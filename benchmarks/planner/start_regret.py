@@ -56,14 +56,19 @@ class Clock:
         return self.now_s
 
 
-def replay(asking: Generator[tuple[Genome, float], Trial, SearchResult], of: dict[Genome, Trial], clock: Clock):
+def replay(
+    asking: Generator[tuple[Genome, float], Trial, SearchResult],
+    of: dict[Genome, Trial],
+    clock: Clock,
+    leaves_s: float = 0.0,
+):
     """Answer a search with recorded trials; return its result and the plans that it tried."""
     tried: list[Genome] = []
     try:
         genes, _ = next(asking)
         while True:
             tried.append(genes)
-            clock.now_s += STEPS * of[genes].step_s
+            clock.now_s += STEPS * of[genes].step_s + leaves_s * any(gene.between_steps for gene in genes.genes)
             genes, _ = asking.send(of[genes])
     except StopIteration as end:
         return end.value, tried
@@ -77,8 +82,9 @@ def judge(cell: MeasuredCell) -> dict[str, float]:
     clock = Clock()
     clock.now_s = 3 * known[0].step_s if known else 0.0
     limits = SearchLimits(max_trials=TRIALS, seeds={str(k): g for k, g in enumerate(of)}, num_drawn=1, known=known)
-    start = SearchStart(clock=clock)
-    kept, tried = replay(challenge_steps(space, Predictor(cell.physics), limits, start), of, clock)
+    leaves_s = 2 * cell.physics.mean_s()
+    start = SearchStart(clock=clock, leaving_s=leaves_s)
+    kept, tried = replay(challenge_steps(space, Predictor(cell.physics), limits, start), of, clock, leaves_s)
     of_many = SearchLimits(max_trials=TRIALS, batch=4, num_seeds=4, seeds=limits.seeds, num_drawn=1, num_candidates=100)
     many, _ = replay(search_steps(space, Predictor(cell.physics), of_many), of, Clock())
     first = min(of, key=lambda genes: Predictor(cell.physics).simulate([genes])[0])

@@ -24,11 +24,11 @@ def holds_on_all(comm: Comm, mine: bool) -> bool:
     return bool(held)
 
 
-def slowest_s(comm: Comm, mine_s: float) -> float:
-    """Return the longest of all ranks' times. Collective."""
-    longest = torch.tensor([mine_s], dtype=torch.float64)
+def slowest_s(comm: Comm, mine_s: Sequence[float]) -> list[float]:
+    """Return the longest of all ranks' times, one by one. Collective."""
+    longest = torch.tensor(mine_s, dtype=torch.float64)
     comm.all_reduce(longest, "max").wait()
-    return float(longest)
+    return longest.tolist()
 
 
 def share_number(comm: Comm, mine: float) -> float:

@@ -18,6 +18,8 @@ __all__ = ["Searches"]
 
 _SAMPLES, _CELLS = 100, 3
 """Plans drawn and predicted; searches that teach the next one."""
+_MEANS = 2
+"""Means over ranks with which they leave a plan that keeps them apart: of weights, and of one state of the optimizer."""
 _KNOWN_TRIALS = 3
 """Plans that are tried at most where an earlier run has left what it kept."""
 
@@ -91,7 +93,14 @@ class Searches:
             known=[in_force],
             seed=self.limits.seed,
         )
-        start = SearchStart(reference=reference, fits=fits, began_s=self._began_s, clock=time.perf_counter, tell=tell)
+        start = SearchStart(
+            reference=reference,
+            fits=fits,
+            began_s=self._began_s,
+            leaving_s=_MEANS * features.mean_s(),
+            clock=time.perf_counter,
+            tell=tell,
+        )
         if kept is not None:
             start = replace(start, first=kept.kept, expected_s=kept.kept_s)
             limits = replace(limits, max_trials=min(_KNOWN_TRIALS, limits.max_trials))

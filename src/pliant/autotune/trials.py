@@ -35,7 +35,7 @@ Steps = Generator[None, None, R]
 
 UNCOUNTED = 2
 """Steps after a switch that are not timed: buckets are provisional in the first, and connections wake up."""
-_LEAST_BLOCKS, _MOST_BLOCKS, _SLOW_BLOCKS = 3, 16, 3
+_LEAST_STEPS, _MOST_BLOCKS = 3, 16
 _SURELY_AT_ONCE, _SURELY = 1.5, 1.1
 """Factors by which a plan's best turn must be slower than another's worst so that it drops out: first turn, later."""
 
@@ -95,7 +95,7 @@ class TrialRunner:
     force again on all ranks, and weights, buffers, optimizer state and residuals are as when the trial began. One more
     step follows under the base plan, so that the caller's own errors are raised there.
 
-    Bytes, beside the plan's: 8 for each block that is timed, and 8 at both ends of a trial.
+    Bytes, beside the plan's: 8 for each block that is timed, shared twice, and 8 at both ends of a trial.
 
     Args:
         run: The run.
@@ -122,7 +122,7 @@ class TrialRunner:
         """
         period = exchange_period(plan)
         blocks = self._num_blocks(step_s, period) if step_s else self._most_blocks
-        return UNCOUNTED + max(_SLOW_BLOCKS, blocks) * period + 1
+        return UNCOUNTED + blocks * period + 1
 
     def time_plan(self, plan: SyncPlan, limit_s: float = math.inf) -> Steps[tuple[list[float], str]]:
         """Train under a plan for a while; return its step times, one a block, or why it has failed."""
@@ -209,33 +209,41 @@ class TrialRunner:
         )
 
     def _time_plan(self, plan: SyncPlan, limit_s: float = math.inf) -> Steps[list[float]]:
-        """Return the slowest rank's step times, as means of whole periods; only one if three are above the limit.
+        """Return the slowest rank's step times, as means of whole periods; only one if the first are above the limit.
 
-        Empty if a trial has failed on any rank, which reports that in place of its time. Time counts while ranks share
-        their times, since late exchanges go on meanwhile.
+        Empty if a trial has failed on any rank, which reports that in place of its times. Ranks share times after the
+        first few and at the end: did they after each, they would wait for each other there, and an exchange in which
+        no rank waits for all others would take longer than it does. Time counts meanwhile, since late exchanges go on.
         """
         period = exchange_period(plan)
+        left = _least_blocks(period)
         yield from run_steps(UNCOUNTED)
-        blocks_s: list[float] = []
-        num_blocks, last_s = _SLOW_BLOCKS, time.perf_counter()
-        while len(blocks_s) < num_blocks:
-            yield from run_steps(period)
-            now_s = time.perf_counter()
-            mine_s = math.inf if self._run.trial.why else (now_s - last_s) / period
-            blocks_s.append(slowest_s(self._comm, mine_s))
-            if math.isinf(blocks_s[-1]) and self._has_failed():
+        blocks_s, last_s = list[float](), time.perf_counter()
+        while left > 0:
+            mine_s = list[float]()
+            for _ in range(left):
+                yield from run_steps(period)
+                now_s = time.perf_counter()
+                mine_s.append(math.inf if self._run.trial.why else (now_s - last_s) / period)
+                last_s = now_s
+            blocks_s += slowest_s(self._comm, mine_s)
+            if math.isinf(max(blocks_s)) and self._has_failed():
                 return []
-            last_s = now_s
-            if min(blocks_s) <= limit_s:  # codecs and connections warm up, and ranks wait for cores
-                num_blocks = self._num_blocks(min(blocks_s), period)
-        return blocks_s if min(blocks_s) <= limit_s else [min(blocks_s)]
+            if min(blocks_s) > limit_s:
+                return [min(blocks_s)]
+            left = self._num_blocks(min(blocks_s), period) - len(blocks_s)  # codecs and connections warm up
+        return blocks_s
 
     def _num_blocks(self, step_s: float, period: int) -> int:
         wanted = math.ceil(self._enough_s / (step_s * period))
-        return max(2, math.ceil(_LEAST_BLOCKS / period), min(self._most_blocks, wanted))
+        return max(_least_blocks(period), min(self._most_blocks, wanted))
 
     def _has_failed(self) -> bool:
         return has_failed(self._run.trial, self._comm)
+
+
+def _least_blocks(period: int) -> int:
+    return max(2, math.ceil(_LEAST_STEPS / period))
 
 
 def has_failed(trial: PlanOnTrial, comm: Comm) -> bool:

@@ -34,6 +34,8 @@ _log = logging.getLogger("pliant")
 
 _OF_TIMEOUT = 0.4
 """Share of the longest time of an exchange that a probe may take, which refuses half of it."""
+_OF_STEP = 1 / 3
+"""Share of a step that a measurement of the machine may take: what it finds is a small part of a step."""
 _ENOUGH_S = 0.6
 """Time in which blocks of a trial begin."""
 _HOLD_STEPS = 50
@@ -146,7 +148,8 @@ class AutoTuner(PlanInForce):
     def _measure_links(self, result: MonitorResult | None) -> Topology:
         """Return hosts and links: by the watched steps' own messages where they suffice, or by a probe."""
         if self._overheads is None:
-            self._overheads = Overheads.of(measure_machine(self._comm, budget_s=self._auto.probe_s / 5))
+            machine_s = min(self._auto.probe_s / 5, _OF_STEP * self.watched.step_s)
+            self._overheads = Overheads.of(measure_machine(self._comm, budget_s=machine_s))
         found, budget_s = None, self._auto.probe_s
         if result is None:
             found = self.watched.topology(self._comm, self._hosts)
@@ -204,7 +207,8 @@ class AutoTuner(PlanInForce):
         rate = self.watched.bytes_per_s if result is None else 0.0  # messages were not watched since the change
         conditions = Conditions(workload, topology, self._overheads or Overheads(), rate)
         search = self._new_search(conditions, in_force, result, is_known=is_known)
-        self.prospects = self._look_ahead(search) if self._comm.rank == 0 else None
+        looks = self._comm.rank == 0 and not is_known  # a known plan comes first, whatever is predicted
+        self.prospects = self._look_ahead(search) if looks else None
         pays = self.prospects is not None and self._auto.pays(self.prospects.gain, in_force.step_s, began)
         found = yield from search.try_plans(pays=pays or is_known)
         if is_known and not holds_on_all(self._comm, search.holds(found)):

@@ -93,7 +93,7 @@ def watch_first_steps(
     )
     return WatchedSteps(
         workload=workload,
-        step_s=slowest_s(comm, observation.step_s),
+        step_s=slowest_s(comm, [observation.step_s])[0],
         finds_loss=finds_loss,
         bytes_per_s=own_rate(comm, sent_bytes, busy_s),
         message_s=busy_s / max(1, messages),

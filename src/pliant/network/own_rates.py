@@ -21,7 +21,7 @@ __all__ = ["own_rate", "topology_of_messages"]
 
 _LEAST_BYTES = 1_000_000
 """What a rank must have sent in the steps that are looked at: less is mostly latency."""
-_STREAM_S, _TRIPS_S = 0.3, 0.05
+_STREAM_S, _TRIPS_S = 0.3, 0.02
 _EVEN = 1.25
 """Ratio of the fastest stream to the slowest, and of a stream to the messages, up to which rates are one rate."""
 _LATENCY_SHARE = 0.1

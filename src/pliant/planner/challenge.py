@@ -28,6 +28,10 @@ _RACE = 1.2
 """A trial ends early when it is surely so many times slower than the best."""
 _MOST_CHANGE = 1.3
 """Ratio of two times, or rates, from which on they are of different conditions."""
+_TRIAL_STEPS = 12
+"""Steps of a trial, about."""
+_NEAR = 1.1
+"""Ratio of predicted times within which the plan comes first whose trial costs less: predictions err by as much."""
 _ROUNDS, _ELITE, _KEPT = 2, 8, 40
 """Times that plans are bred from the best; plans that they come from; plans that are predicted again after a trial."""
 
@@ -42,6 +46,8 @@ class SearchStart:
     """Step time that it took earlier; 0 if it is not known."""
     began_s: float = 0.0
     """Reading of the clock when the run began."""
+    leaving_s: float = 0.0
+    """Time of the mean of weights and optimizer state with which ranks leave a plan that keeps them apart."""
     reference: Genome | None = None
     """Plan that is tried where no other is predicted to be better, so that a wrong prediction is found out."""
     fits: Callable[[Genome], bool] = lambda _: True
@@ -62,7 +68,8 @@ def challenge_steps(
 ) -> Generator[tuple[Genome, float], Trial, SearchResult]:
     """Search as `search_steps` does, but begin with the best predicted plan and try few others.
 
-    The plan with the least predicted time to accuracy comes first. After each trial the model learns, and predicts
+    The plan with the least predicted time to accuracy comes first; of those within 1.1 of it, the one whose trial costs
+    least: under a plan that keeps ranks apart it ends with a mean of their weights. After each trial the model learns, and predicts
     again. The next trial is of the plan that is predicted to be the best, if it needs at most 0.95 of the best measured
     time. Where there is no such plan, up to two that the model cannot tell from the best are tried: of another family,
     and predicted within 1.05 of it; not so where a plan was kept earlier. The search ends when nothing of this is left,
@@ -76,12 +83,13 @@ def challenge_steps(
         start: What it begins with.
 
     """
-    book = _Book(space, model, limits, start.fits)
+    book = _Book(space, model, limits, start)
     first = start.first if start.first is not None and start.first in space else None
     plans = _plans(space, model, limits)
     end_s, spent_s, ties = math.inf, 0.0, 0 if first is not None else _TIES
     while True:
-        wanted, least_s, tried = first or book.best_of(plans), book.least_s, bool(book.num_run)
+        least_s, tried = book.least_s, bool(book.num_run)
+        wanted = first or (book.best_of(plans) if tried else book.first_of(plans))
         if wanted is not None and first is None and book.cost_s(wanted) > _PAYS * least_s:
             ties, wanted = ties - 1, book.tie_in(plans) if ties > 0 and tried else None
         if wanted is None and not tried and start.reference is not None:
@@ -113,10 +121,8 @@ def challenge_steps(
 class _Book:
     """Trials with what was predicted of them, and what follows."""
 
-    def __init__(
-        self, space: Space, model: StepTimeModel, limits: SearchLimits, fits: Callable[[Genome], bool]
-    ) -> None:
-        self._space, self._model, self._fits = space, model, fits
+    def __init__(self, space: Space, model: StepTimeModel, limits: SearchLimits, start: SearchStart) -> None:
+        self._space, self._model, self._start = space, model, start
         self._trials = list(limits.known)
         self._predicted_s = [self.predicted_s(trial.genes) for trial in self._trials]
         self.num_run = 0
@@ -136,9 +142,15 @@ class _Book:
         return self.predicted_s(genes) * self._space.quality.factor(genes)
 
     def best_of(self, plans: Sequence[Genome]) -> Genome | None:
-        tried = {trial.genes for trial in self._trials}
-        left = [genes for genes in plans if genes not in tried and genes in self._space and self._fits(genes)]
+        left = self._left(plans)
         return _best_first(self._space, self._model, left)[0] if left else None
+
+    def first_of(self, plans: Sequence[Genome]) -> Genome | None:
+        """Return the plan whose trial is predicted to cost least, of those that are near the best predicted."""
+        cost_s = {genes: self.cost_s(genes) for genes in self._left(plans)}
+        least_s = min(cost_s.values(), default=0.0)
+        near = [genes for genes, s in cost_s.items() if s <= _NEAR * least_s]
+        return min(near, key=lambda genes: _TRIAL_STEPS * cost_s[genes] + self._leaving_s(genes), default=None)
 
     def tie_in(self, plans: Sequence[Genome]) -> Genome | None:
         """Return the best predicted plan of a kind that was not tried, if it is not told from the best that was."""
@@ -148,6 +160,13 @@ class _Book:
         if best is None or rival is None or self.cost_s(rival) > _TIE * self.cost_s(best.genes):
             return None
         return rival
+
+    def _left(self, plans: Sequence[Genome]) -> list[Genome]:
+        tried = {trial.genes for trial in self._trials}
+        return [genes for genes in plans if genes not in tried and genes in self._space and self._start.fits(genes)]
+
+    def _leaving_s(self, genes: Genome) -> float:
+        return self._start.leaving_s if any(gene.between_steps for gene in genes.genes) else 0.0
 
     @property
     def least_s(self) -> float:

@@ -46,6 +46,11 @@ class CostFeatures:
         table[:, 0] /= compute
         return table
 
+    def mean_s(self) -> float:
+        """Return the time of a mean of all parameters over all ranks in 32 bits, while nothing computes."""
+        context = context_for(_slower(self._workload, 0.0), self._topology, self._overheads, self._slowdown)
+        return run(prepare(SyncPlan(), context, BUCKET_BYTES), 0).step_s
+
 
 def _slower(workload: Workload, factor: float) -> Workload:
     return replace(
