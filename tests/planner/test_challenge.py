@@ -90,6 +90,20 @@ def test_no_more_is_tried_once_challengers_have_cost_a_tenth_of_the_time():
     assert found.best == asked_first
 
 
+@pytest.mark.parametrize(("factor", "leaving_s", "apart"), [(0.95, 0.0, True), (0.95, 1.0, False), (0.8, 1.0, True)])
+def test_the_first_plan_is_cheap_to_leave_where_that_costs_a_tenth_of_a_step_at_most(factor, leaving_s, apart):
+    """Ranks that gossip are apart, and leave it with a mean of weights."""
+
+    class TwoBest(Rough):
+        def predict(self, candidates):
+            step_s = [{"gossip": factor, "low_rank": 1.0}.get(genes.base.family, 9.0) for genes in candidates]
+            factors = [space().quality.factor(genes) for genes in candidates]
+            return np.log(np.array(step_s) / factors), np.full(len(step_s), 0.1)
+
+    _, asked = run(TwoBest(), leaving_s=leaving_s)
+    assert asked[0].base.family == ("gossip" if apart else "low_rank")
+
+
 @pytest.mark.parametrize(("factor", "holds"), [(1.0, True), (1.25, True), (1.35, False), (0.7, False)])
 def test_a_kept_plan_comes_first_and_ends_the_search_where_it_takes_another_time(factor, holds):
     found, asked = run(Rough(), first=DDP, expected_s=factor * true_step_s(DDP))

@@ -31,6 +31,8 @@ _FINALISTS = 3
 """So many of the best are held against each other."""
 _HOPELESS = 1.5
 """Times of the best plan from which on exact training is not held against it."""
+_LEAVING = 0.1
+"""Share of the time of the search that means of weights may take, with which turns of plans end that keep ranks apart."""
 _UNEQUAL = 2.0
 """Times that one plan may have changed more than another between trial and turns, on one network."""
 
@@ -208,14 +210,19 @@ class PlanSearch:
         return PlanDecision(best, genes, gains, True, best.tried_s, predicted=True)
 
     def _most_turns(self, rivals: Sequence[Finalist], exact_s: float, *, with_exact: bool) -> float:
-        """Return how many turns there is room for, by steps and by time; of the first search at least one."""
+        """Return how many turns there is room for, by steps, by time and by means of weights; at first at least one."""
         timed = [(rival.plan, rival.tried_s) for rival in rivals]
         known_s = max(s for _, s in timed) if math.isnan(exact_s) else exact_s
         timed += [(self.exact.plan("auto"), known_s)] if with_exact else []
         num_steps = sum(self.trials.num_steps(plan) for plan, _ in timed)
         turn_s = sum(self.trials.num_steps(plan, step_s) * step_s for plan, step_s in timed)
         left_s = share_number(self.comm, self.most_s - self.searches.elapsed_s)
-        return max(float(self.anew), min(self.steps_left() / num_steps, left_s / turn_s))  # `//` makes NaN of infinity
+        apart = sum(any(rule.exchange.exchanges_weights for rule in rival.plan.rules) for rival in rivals)
+        leaving_s = self.searches.leaving_s * apart
+        room = share_number(self.comm, _LEAVING * self.searches.elapsed_s / leaving_s if leaving_s else math.inf)
+        return max(
+            float(self.anew), min(self.steps_left() / num_steps, left_s / turn_s, room)
+        )  # `//` makes NaN of infinity
 
     def _exact_s(self, found: SearchResult | None) -> float:
         """Return the step time of torch's own exchange, seen or predicted, on the first rank; NaN if not known."""

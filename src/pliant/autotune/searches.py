@@ -35,6 +35,8 @@ class Searches:
     def __init__(self, auto: Auto) -> None:
         self.limits = auto
         """Limits of the next one."""
+        self.leaving_s = 0.0
+        """Time of the means with which ranks leave a plan that keeps them apart, as the last one was told; 0 before."""
         self._cells: list[tuple[CostFeatures, Sequence[Trial]]] = []
         """What the last ones have tried."""
         self._began_s = time.perf_counter()
@@ -84,6 +86,7 @@ class Searches:
             fits: Whether there is room for the trial of a plan.
 
         """
+        self.leaving_s = _MEANS * features.mean_s()
         model = self._model = Predictor(features, self.limits.seed, self._learned())
         limits = SearchLimits(
             max_trials=num_trials,
@@ -97,7 +100,7 @@ class Searches:
             reference=reference,
             fits=fits,
             began_s=self._began_s,
-            leaving_s=_MEANS * features.mean_s(),
+            leaving_s=self.leaving_s,
             clock=time.perf_counter,
             tell=tell,
         )

@@ -31,7 +31,7 @@ _MOST_CHANGE = 1.3
 _TRIAL_STEPS = 12
 """Steps of a trial, about."""
 _NEAR = 1.1
-"""Ratio of predicted times within which the plan comes first whose trial costs less: predictions err by as much."""
+"""Ratio of predicted times within which the plan is tried whose trial costs less: predictions err by as much."""
 _ROUNDS, _ELITE, _KEPT = 2, 8, 40
 """Times that plans are bred from the best; plans that they come from; plans that are predicted again after a trial."""
 
@@ -68,13 +68,14 @@ def challenge_steps(
 ) -> Generator[tuple[Genome, float], Trial, SearchResult]:
     """Search as `search_steps` does, but begin with the best predicted plan and try few others.
 
-    The plan with the least predicted time to accuracy comes first; of those within 1.1 of it, the one whose trial costs
-    least: under a plan that keeps ranks apart it ends with a mean of their weights. After each trial the model learns, and predicts
+    The plan with the least predicted time to accuracy comes first. After each trial the model learns, and predicts
     again. The next trial is of the plan that is predicted to be the best, if it needs at most 0.95 of the best measured
-    time. Where there is no such plan, up to two that the model cannot tell from the best are tried: of another family,
-    and predicted within 1.05 of it; not so where a plan was kept earlier. The search ends when nothing of this is left,
-    or when challengers have cost a tenth of the time since the run began. A challenger costs the time of its trial,
-    less what the best plan would have taken for its steps. If nothing was tried by then, the reference is.
+    time. Of plans within 1.1 of it, the one is tried whose trial costs least: under a plan that keeps ranks apart it
+    ends with a mean of their weights. Where there is no such plan, up to two that the model cannot tell from the best
+    are tried: of another family, and predicted within 1.05 of it; not so where a plan was kept earlier. The search ends
+    when nothing of this is left, or when challengers have cost a tenth of the time since the run began. A challenger
+    costs the time of its trial, less what the best plan would have taken for its steps. If nothing was tried by then,
+    the reference is.
 
     Args:
         space: What may be chosen.
@@ -89,11 +90,11 @@ def challenge_steps(
     end_s, spent_s, ties = math.inf, 0.0, 0 if first is not None else _TIES
     while True:
         least_s, tried = book.least_s, bool(book.num_run)
-        wanted = first or (book.best_of(plans) if tried else book.first_of(plans))
-        if wanted is not None and first is None and book.cost_s(wanted) > _PAYS * least_s:
-            ties, wanted = ties - 1, book.tie_in(plans) if ties > 0 and tried else None
+        wanted = first or book.cheapest_of(plans, _PAYS * least_s)
+        if wanted is None and tried and ties:
+            ties, wanted = ties - 1, book.tie_in(plans)
         if wanted is None and not tried and start.reference is not None:
-            wanted = book.best_of([start.reference])
+            wanted = book.cheapest_of([start.reference], math.inf)
         if wanted is None:
             return book.close("no plan was predicted to be 5 % better")
         if book.num_run >= limits.max_trials:
@@ -141,29 +142,21 @@ class _Book:
     def cost_s(self, genes: Genome) -> float:
         return self.predicted_s(genes) * self._space.quality.factor(genes)
 
-    def best_of(self, plans: Sequence[Genome]) -> Genome | None:
-        left = self._left(plans)
-        return _best_first(self._space, self._model, left)[0] if left else None
-
-    def first_of(self, plans: Sequence[Genome]) -> Genome | None:
-        """Return the plan whose trial is predicted to cost least, of those that are near the best predicted."""
-        cost_s = {genes: self.cost_s(genes) for genes in self._left(plans)}
-        least_s = min(cost_s.values(), default=0.0)
-        near = [genes for genes, s in cost_s.items() if s <= _NEAR * least_s]
-        return min(near, key=lambda genes: _TRIAL_STEPS * cost_s[genes] + self._leaving_s(genes), default=None)
+    def cheapest_of(self, plans: Sequence[Genome], most_s: float) -> Genome | None:
+        """Return the plan whose trial costs least, of those near the best predicted that need no more than `most_s`."""
+        tried = {trial.genes for trial in self._trials}
+        left = [genes for genes in plans if genes not in tried and genes in self._space and self._start.fits(genes)]
+        costs = dict(zip(left, _costs(self._space, self._model, left), strict=True)) if left else {}
+        most_s = min(most_s, _NEAR * min(costs.values(), default=0.0))
+        near = [genes for genes, cost_s in costs.items() if cost_s <= most_s]
+        return min(near, key=lambda genes: _TRIAL_STEPS * costs[genes] + self._leaving_s(genes), default=None)
 
     def tie_in(self, plans: Sequence[Genome]) -> Genome | None:
-        """Return the best predicted plan of a kind that was not tried, if it is not told from the best that was."""
+        """Return a plan of a kind that was not tried, and that is not told from the best that was."""
         best = min(self._sound, key=self._measured_s, default=None)
         kinds = {_kind(trial.genes) for trial in self._trials}
-        rival = self.best_of([genes for genes in plans if _kind(genes) not in kinds])
-        if best is None or rival is None or self.cost_s(rival) > _TIE * self.cost_s(best.genes):
-            return None
-        return rival
-
-    def _left(self, plans: Sequence[Genome]) -> list[Genome]:
-        tried = {trial.genes for trial in self._trials}
-        return [genes for genes in plans if genes not in tried and genes in self._space and self._start.fits(genes)]
+        rivals = [genes for genes in plans if _kind(genes) not in kinds]
+        return None if best is None else self.cheapest_of(rivals, _TIE * self.cost_s(best.genes))
 
     def _leaving_s(self, genes: Genome) -> float:
         return self._start.leaving_s if any(gene.between_steps for gene in genes.genes) else 0.0

@@ -48,7 +48,8 @@ class CostFeatures:
 
     def mean_s(self) -> float:
         """Return the time of a mean of all parameters over all ranks in 32 bits, while nothing computes."""
-        context = context_for(_slower(self._workload, 0.0), self._topology, self._overheads, self._slowdown)
+        idle = replace(_slower(self._workload, 0.0), num_shards=0)
+        context = context_for(idle, self._topology, self._overheads, self._slowdown)
         return run(prepare(SyncPlan(), context, BUCKET_BYTES), 0).step_s
 
 
