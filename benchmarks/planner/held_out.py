@@ -115,7 +115,7 @@ def figures(lines: Lines, cell: str) -> dict[str, Any]:
     return {
         "cell": cell,
         "best": best,
-        "plan": auto["plan"],
+        "plan": " ".join(auto["plan"].split()[2:]),
         "regret": step_s[KEPT] * auto["ratio"] / (step_s[best] * ratios[best]) - 1,
         "search": 1 - FIRST_STEPS * min(step_s[KEPT], step_s["ddp"]) / auto["first_s"],
         "over_ddp": auto["first_s"] / (FIRST_STEPS * step_s["ddp-bf16"]),

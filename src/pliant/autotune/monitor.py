@@ -22,6 +22,8 @@ FAILED = "failed"
 
 _WINDOW_STEPS, _MOST_WINDOW_STEPS, _WINDOW_S = 4, 16, 0.1
 """A window has 4 steps, or, where those are short, as many as 0.1 s has, up to 16: medians of less are noise."""
+_APART_STEPS = 4
+"""Steps beside which a report is shared where ranks do not wait for each other in a step: one would be a meeting."""
 _CHANGED = 1.3
 """A window of steps is odd if their median is so many times longer, or shorter, than is usual."""
 _ODD_WINDOWS = 3
@@ -74,6 +76,8 @@ class StepMonitor:
         self._quality_probe = QualityProbe(run) if bounds is not None else None
         self._bound_check = BoundCheck(bounds) if bounds is not None else None
         self._period = exchange_period(run.plan)
+        is_apart = self._period == 1 and any(rule.exchange.exchanges_weights for rule in run.plan.rules)
+        self._beside = _APART_STEPS if is_apart else 1
 
     def watch(self, hold_steps: int, expected_s: float = math.nan) -> Steps[MonitorResult]:
         """Train under the plan in force until monitoring ends.
@@ -97,7 +101,7 @@ class StepMonitor:
         yield from run_steps(UNCOUNTED)
         size = self._in_periods(2 * _WINDOW_STEPS)
         now_s, violation = yield from self._window(size)
-        made = size + 1
+        made = size + self._beside
         first_s, odd, usual_s, at_once = [now_s], 0, now_s, False
         while violation is None and not (
             may_search is not None and odd >= _ODD_WINDOWS and made >= hold_steps and may_search(now_s)
@@ -105,7 +109,7 @@ class StepMonitor:
             # Of what the last one took: where steps have become long, few of them say so.
             size = self._in_periods(max(_WINDOW_STEPS, min(_MOST_WINDOW_STEPS, math.ceil(_WINDOW_S / now_s))))
             now_s, violation = yield from self._window(size)
-            made += size + 1
+            made += size + self._beside
             if len(first_s) < _FIRST_WINDOWS:
                 first_s.append(now_s)
                 usual_s = statistics.median(first_s)
@@ -120,7 +124,7 @@ class StepMonitor:
     def _window(self, num_steps: int) -> Steps[tuple[float, BoundViolation | None]]:
         """Return the slowest rank's median step time over periods, and the violation of a bound, if any.
 
-        The reports of ranks are shared beside one more step, so that ranks a step apart need not wait for each other.
+        Reports are shared beside one more step, or some, so that ranks that are as far apart need not wait.
         """
         took_s: list[float] = []
         for first in range(0, num_steps, self._period):
@@ -144,7 +148,7 @@ class StepMonitor:
         # One number: of five, each of a ring's parts would have to wait for a core on each rank.
         worst = torch.tensor([statistics.median(took_s) if verdict is None else math.inf], dtype=torch.float64)
         sharing = self._comm.all_reduce(worst, "max")
-        yield
+        yield from run_steps(self._beside)
         sharing.wait()
         now_s = float(worst)
         return now_s, self._first_verdict(verdict) if math.isinf(now_s) else None

@@ -32,7 +32,7 @@ _FINALISTS = 3
 _HOPELESS = 1.5
 """Times of the best plan from which on exact training is not held against it."""
 _LEAVING = 0.1
-"""Share of the time of the search that means of weights may take, with which turns of plans end that keep ranks apart."""
+"""Share of a search that means of weights may take, with which turns of plans end that keep ranks apart."""
 _UNEQUAL = 2.0
 """Times that one plan may have changed more than another between trial and turns, on one network."""
 

@@ -19,7 +19,7 @@ __all__ = ["Searches"]
 _SAMPLES, _CELLS = 100, 3
 """Plans drawn and predicted; searches that teach the next one."""
 _MEANS = 2
-"""Means over ranks with which they leave a plan that keeps them apart: of weights, and of one state of the optimizer."""
+"""Means with which ranks leave a plan that keeps them apart: of weights, and of one state of the optimizer."""
 _KNOWN_TRIALS = 3
 """Plans that are tried at most where an earlier run has left what it kept."""
 

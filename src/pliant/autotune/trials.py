@@ -1,5 +1,6 @@
 """Plans in force for some steps of a training, each timed."""
 
+import itertools
 import math
 import statistics
 import time
@@ -209,26 +210,28 @@ class TrialRunner:
         )
 
     def _time_plan(self, plan: SyncPlan, limit_s: float = math.inf) -> Steps[list[float]]:
-        """Return the slowest rank's step times, as means of whole periods; only one if the first are above the limit.
+        """Return step times, as means of whole periods; only one if the first are above the limit.
 
         Empty if a trial has failed on any rank, which reports that in place of its times. Ranks share times after the
-        first few and at the end: did they after each, they would wait for each other there, and an exchange in which
-        no rank waits for all others would take longer than it does. Time counts meanwhile, since late exchanges go on.
+        first few periods and at the end: did they after each, they would wait for each other there, and an exchange in
+        which no rank waits for all others would take longer than it does. Where ranks are not in step, each is slow at
+        another time, so a period ends when the last rank has made as many. Time counts meanwhile, since late exchanges
+        go on.
         """
         period = exchange_period(plan)
         left = _least_blocks(period)
         yield from run_steps(UNCOUNTED)
         blocks_s, last_s = list[float](), time.perf_counter()
         while left > 0:
-            mine_s = list[float]()
+            began_s, mine_s = last_s, [0.0]
             for _ in range(left):
                 yield from run_steps(period)
-                now_s = time.perf_counter()
-                mine_s.append(math.inf if self._run.trial.why else (now_s - last_s) / period)
-                last_s = now_s
-            blocks_s += slowest_s(self._comm, mine_s)
-            if math.isinf(max(blocks_s)) and self._has_failed():
+                last_s = time.perf_counter()
+                mine_s.append(math.inf if self._run.trial.why else last_s - began_s)
+            ends_s = slowest_s(self._comm, mine_s)
+            if math.isinf(ends_s[-1]) and self._has_failed():
                 return []
+            blocks_s += [(b - a) / period for a, b in itertools.pairwise(ends_s)]
             if min(blocks_s) > limit_s:
                 return [min(blocks_s)]
             left = self._num_blocks(min(blocks_s), period) - len(blocks_s)  # codecs and connections warm up
