@@ -219,10 +219,9 @@ class PlanSearch:
         left_s = share_number(self.comm, self.most_s - self.searches.elapsed_s)
         apart = sum(any(rule.exchange.exchanges_weights for rule in rival.plan.rules) for rival in rivals)
         leaving_s = self.searches.leaving_s * apart
-        room = share_number(self.comm, _LEAVING * self.searches.elapsed_s / leaving_s if leaving_s else math.inf)
-        return max(
-            float(self.anew), min(self.steps_left() / num_steps, left_s / turn_s, room)
-        )  # `//` makes NaN of infinity
+        means = share_number(self.comm, _LEAVING * self.searches.elapsed_s / leaving_s if leaving_s else math.inf)
+        room = min(self.steps_left() / num_steps, left_s / turn_s, means)  # `//` makes NaN of infinity
+        return max(float(self.anew), room)
 
     def _exact_s(self, found: SearchResult | None) -> float:
         """Return the step time of torch's own exchange, seen or predicted, on the first rank; NaN if not known."""
