@@ -79,7 +79,14 @@ def measure(lines: Lines, cell: str) -> None:
     said: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, emulate_cluster(topology) as hosts:
         job, experience = (Path(folder) / name for name in ("job.json", "experience.json"))
-        about = {"model": model, "plans": plans, "steps": FIRST_STEPS, "rounds": ROUNDS, "quality": QUALITY}
+        about = {
+            "model": model,
+            "plans": plans,
+            "steps": FIRST_STEPS,
+            "rounds": ROUNDS,
+            "quality": QUALITY,
+            "kept": KEPT,
+        }
         about |= {"experience": str(experience), "topology": json.loads(to_json(topology))}
         job.write_text(json.dumps(about))
         run_ranks(hosts, str(RANK), [str(job)], said.append)

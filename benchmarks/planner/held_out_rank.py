@@ -172,7 +172,7 @@ def main(path: str) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=2 * TIMEOUT_S))
     task, topology = MODELS[job["model"]], from_json(Topology, json.dumps(job["topology"]))
     kept, workload = search(task, job)
-    plans = {name: from_json(SyncPlan, json.dumps(plan)) for name, plan in job["plans"].items()} | {"kept": kept}
+    plans = {name: from_json(SyncPlan, json.dumps(plan)) for name, plan in job["plans"].items()} | {job["kept"]: kept}
     cycles = {name: simulate(plan, workload, topology).period for name, plan in plans.items()}
     training = Training(task, "bf16")
     run_trial(training, plans["ddp-bf16"], 0.0, wire=True)  # DDP lays out its buckets, and TCP finds its window

@@ -68,7 +68,7 @@ def replay(
         genes, _ = next(asking)
         while True:
             tried.append(genes)
-            clock.now_s += STEPS * of[genes].step_s + leaves_s * any(gene.between_steps for gene in genes.genes)
+            clock.now_s += STEPS * of[genes].step_s + leaves_s * genes.base.between_steps
             genes, _ = asking.send(of[genes])
     except StopIteration as end:
         return end.value, tried
@@ -82,7 +82,7 @@ def judge(cell: MeasuredCell) -> dict[str, float]:
     clock = Clock()
     clock.now_s = 3 * known[0].step_s if known else 0.0
     limits = SearchLimits(max_trials=TRIALS, seeds={str(k): g for k, g in enumerate(of)}, num_drawn=1, known=known)
-    leaves_s = 2 * cell.physics.mean_s()
+    leaves_s = cell.physics.leaving_s()
     start = SearchStart(clock=clock, leaving_s=leaves_s)
     kept, tried = replay(challenge_steps(space, Predictor(cell.physics), limits, start), of, clock, leaves_s)
     of_many = SearchLimits(max_trials=TRIALS, batch=4, num_seeds=4, seeds=limits.seeds, num_drawn=1, num_candidates=100)

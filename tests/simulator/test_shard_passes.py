@@ -82,9 +82,9 @@ def test_counted_quantities_sum_to_the_step(name, rate):
 
 
 @pytest.mark.parametrize("rate", [1e6, 1e7])
-def test_a_mean_of_all_parameters_goes_around_the_ring_while_nothing_computes(rate):
+def test_ranks_leave_by_two_means_that_go_around_the_ring_while_nothing_computes(rate):
     features, size = CostFeatures(blocks(), cluster(4, rate)), 4 * sum(t.numel for t in blocks().tensors)
-    assert features.mean_s() == pytest.approx(1.5 * size / rate, rel=0.1)
+    assert features.leaving_s() == pytest.approx(2 * 1.5 * size / rate, rel=0.1)
 
 
 def test_forward_waits_for_each_blocks_weights_while_the_next_ones_come():

@@ -85,7 +85,7 @@ class Arm:
     @property
     def apart(self) -> bool:
         """Whether the ranks' models differ."""
-        return self.name == "ddp-postlocal" or any(node.exchanges_weights for node in self._nodes)
+        return self.name == "ddp-postlocal" or (self.run is not None and self.run.plan.exchanges_weights)
 
     @property
     def _nodes(self) -> list[Exchange]:

@@ -76,8 +76,7 @@ class StepMonitor:
         self._quality_probe = QualityProbe(run) if bounds is not None else None
         self._bound_check = BoundCheck(bounds) if bounds is not None else None
         self._period = exchange_period(run.plan)
-        is_apart = self._period == 1 and any(rule.exchange.exchanges_weights for rule in run.plan.rules)
-        self._beside = _APART_STEPS if is_apart else 1
+        self._beside = _APART_STEPS if self._period == 1 and run.plan.exchanges_weights else 1
 
     def watch(self, hold_steps: int, expected_s: float = math.nan) -> Steps[MonitorResult]:
         """Train under the plan in force until monitoring ends.

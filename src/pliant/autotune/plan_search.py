@@ -217,8 +217,7 @@ class PlanSearch:
         num_steps = sum(self.trials.num_steps(plan) for plan, _ in timed)
         turn_s = sum(self.trials.num_steps(plan, step_s) * step_s for plan, step_s in timed)
         left_s = share_number(self.comm, self.most_s - self.searches.elapsed_s)
-        apart = sum(any(rule.exchange.exchanges_weights for rule in rival.plan.rules) for rival in rivals)
-        leaving_s = self.searches.leaving_s * apart
+        leaving_s = self.searches.leaving_s * sum(rival.plan.exchanges_weights for rival in rivals)
         means = share_number(self.comm, _LEAVING * self.searches.elapsed_s / leaving_s if leaving_s else math.inf)
         room = min(self.steps_left() / num_steps, left_s / turn_s, means)  # `//` makes NaN of infinity
         return max(float(self.anew), room)

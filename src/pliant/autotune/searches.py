@@ -18,8 +18,6 @@ __all__ = ["Searches"]
 
 _SAMPLES, _CELLS = 100, 3
 """Plans drawn and predicted; searches that teach the next one."""
-_MEANS = 2
-"""Means with which ranks leave a plan that keeps them apart: of weights, and of one state of the optimizer."""
 _KNOWN_TRIALS = 3
 """Plans that are tried at most where an earlier run has left what it kept."""
 
@@ -86,7 +84,7 @@ class Searches:
             fits: Whether there is room for the trial of a plan.
 
         """
-        self.leaving_s = _MEANS * features.mean_s()
+        self.leaving_s = features.leaving_s()
         model = self._model = Predictor(features, self.limits.seed, self._learned())
         limits = SearchLimits(
             max_trials=num_trials,

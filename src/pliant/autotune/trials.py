@@ -223,7 +223,7 @@ class TrialRunner:
         yield from run_steps(UNCOUNTED)
         blocks_s, last_s = list[float](), time.perf_counter()
         while left > 0:
-            began_s, mine_s = last_s, [0.0]
+            began_s, mine_s = last_s, list[float]()
             for _ in range(left):
                 yield from run_steps(period)
                 last_s = time.perf_counter()
@@ -231,7 +231,7 @@ class TrialRunner:
             ends_s = slowest_s(self._comm, mine_s)
             if math.isinf(ends_s[-1]) and self._has_failed():
                 return []
-            blocks_s += [(b - a) / period for a, b in itertools.pairwise(ends_s)]
+            blocks_s += [(b - a) / period for a, b in itertools.pairwise([0.0, *ends_s])]
             if min(blocks_s) > limit_s:
                 return [min(blocks_s)]
             left = self._num_blocks(min(blocks_s), period) - len(blocks_s)  # codecs and connections warm up

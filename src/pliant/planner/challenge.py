@@ -159,7 +159,7 @@ class _Book:
         return None if best is None else self.cheapest_of(rivals, _TIE * self.cost_s(best.genes))
 
     def _leaving_s(self, genes: Genome) -> float:
-        return self._start.leaving_s if any(gene.between_steps for gene in genes.genes) else 0.0
+        return self._start.leaving_s if genes.base.between_steps else 0.0
 
     @property
     def least_s(self) -> float:

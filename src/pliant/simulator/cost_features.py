@@ -12,6 +12,9 @@ from pliant.spec import SyncPlan, Topology, Workload
 
 __all__ = ["CostFeatures"]
 
+_MEANS = 2
+"""Of weights, and of one state of the optimizer."""
+
 
 class CostFeatures:
     """Counted quantities on the critical paths of plans, on one workload and topology.
@@ -46,11 +49,14 @@ class CostFeatures:
         table[:, 0] /= compute
         return table
 
-    def mean_s(self) -> float:
-        """Return the time of a mean of all parameters over all ranks in 32 bits, while nothing computes."""
+    def leaving_s(self) -> float:
+        """Return about the time in which ranks leave a plan that has kept them apart, while nothing computes.
+
+        They come to the means, in 32 bits, of all parameters and of one state of the optimizer.
+        """
         idle = replace(_slower(self._workload, 0.0), num_shards=0)
         context = context_for(idle, self._topology, self._overheads, self._slowdown)
-        return run(prepare(SyncPlan(), context, BUCKET_BYTES), 0).step_s
+        return _MEANS * run(prepare(SyncPlan(), context, BUCKET_BYTES), 0).step_s
 
 
 def _slower(workload: Workload, factor: float) -> Workload:

@@ -146,6 +146,11 @@ class SyncPlan:
         return all(rule.exchange.leaves_gradients(0) for rule in self.rules)
 
     @property
+    def exchanges_weights(self) -> bool:
+        """Whether weights of any parameter are exchanged between steps, so that those of ranks may differ meanwhile."""
+        return any(rule.exchange.exchanges_weights for rule in self.rules)
+
+    @property
     def hash(self) -> str:
         """16 hexadecimal digits that all ranks must agree on; name and provenance do not count."""
         return canonical_hash(replace(self, name="", provenance=""))
