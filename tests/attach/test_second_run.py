@@ -20,7 +20,7 @@ from models import new_ddp, train
 from pliant.attachment import choices
 from pliant.attachment.course import Course
 from pliant.attachment.verdict import RunOptions, RunVerdict
-from pliant.autotune import plan_search, prospects, recall, searches, trials, tuner
+from pliant.autotune import measurements, plan_search, prospects, recall, searches, trials
 from pliant.autotune.summary import Choice
 from pliant.netmodel import PRESETS
 from pliant.planner import OWN_EXCHANGE
@@ -47,12 +47,14 @@ class MadeUp:
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.mine.now_s))
         monkeypatch.setattr(searches, "_SAMPLES", 12)
         monkeypatch.setattr(prospects, "_CANDIDATES", 2)
-        monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"])
-        monkeypatch.setattr(tuner, "probe", self.probe)
+        monkeypatch.setattr(measurements, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"])
+        monkeypatch.setattr(measurements, "probe", self.probe)
         monkeypatch.setattr(Observation, "step_s", property(lambda _: PLAIN_S * self.slower))
         monkeypatch.setattr(Observation, "workload", lambda *_, **__: self.observe())
         timed, started = plan_search.TrialRunner.time_plan, choices.start_run
-        monkeypatch.setattr(plan_search.TrialRunner, "time_plan", lambda *given: self.count(timed, *given))
+        monkeypatch.setattr(
+            plan_search.TrialRunner, "time_plan", lambda *given, **more: self.count(timed, *given, **more)
+        )
         monkeypatch.setattr(choices, "start_run", lambda *given, **named: self.keep(started(*given, **named)))
 
     def first(self):
@@ -66,9 +68,9 @@ class MadeUp:
         self.observed += self.first()
         return WORKLOAD
 
-    def count(self, timed, *given):
+    def count(self, timed, *given, **more):
         self.asked += [given[1].hash] if self.first() else []
-        return timed(*given)
+        return timed(*given, **more)
 
     def keep(self, run):
         self.mine.run = run

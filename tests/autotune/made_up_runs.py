@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pliant.autotune import monitor, plan_search, prospects, searches, trials, tuner
+from pliant.autotune import measurements, monitor, plan_search, prospects, searches, trials
 from pliant.autotune.recall import recall
 from pliant.autotune.tuner import AutoTuner
 from pliant.engine.plan_resolution import resolve_plan
@@ -145,6 +145,6 @@ def clock(monkeypatch):
     monkeypatch.setattr(plan_search, "CostFeatures", Remembering)
     for module in (trials, monitor, searches):
         monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(tuner, "probe", clock.probe)
-    monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"])
+    monkeypatch.setattr(measurements, "probe", clock.probe)
+    monkeypatch.setattr(measurements, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"])
     return clock

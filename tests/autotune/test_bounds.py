@@ -10,7 +10,7 @@ import torch
 import pliant
 from models import new_ddp, train, weights
 from pliant.algorithms.plans import plan_of
-from pliant.autotune import tuner
+from pliant.autotune import measurements, tuner
 from pliant.autotune.bounds import BoundCheck, QualityBounds
 from pliant.autotune.quality_probe import QualityMetrics, QualityProbe
 from pliant.autotune.rejected import at_least_as_lossy
@@ -62,8 +62,8 @@ def taking(monkeypatch, plan):
         yield
 
     monkeypatch.setattr(tuner.AutoTuner, "_choose", choose)
-    monkeypatch.setattr(tuner, "probe", lambda comm, **_: None)
-    monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"])
+    monkeypatch.setattr(measurements, "probe", lambda comm, **_: None)
+    monkeypatch.setattr(measurements, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"])
     return plan
 
 

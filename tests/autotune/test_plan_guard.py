@@ -10,7 +10,7 @@ from torch import nn
 import pliant
 from models import batch, new_ddp, train, weights
 from pliant.algorithms.plans import plan_of
-from pliant.autotune import tuner
+from pliant.autotune import measurements, tuner
 from pliant.autotune.monitor import MonitorResult
 from pliant.autotune.trials import run_steps
 from pliant.engine.curvature_monitor import CurvatureMonitor
@@ -33,8 +33,8 @@ def adopting(monkeypatch, plan, genes=OWN_EXCHANGE[False]):
         yield
 
     monkeypatch.setattr(tuner.AutoTuner, "_choose", choose)
-    monkeypatch.setattr(tuner, "probe", lambda comm, **_: None)
-    monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"])
+    monkeypatch.setattr(measurements, "probe", lambda comm, **_: None)
+    monkeypatch.setattr(measurements, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"])
 
 
 def broken(*_, **__):
@@ -204,10 +204,10 @@ def test_the_time_of_a_plan_that_fails_as_it_is_left_is_not_taken_for_that_of_dd
         searched_from.append((self._genes == OWN_EXCHANGE[False], result.step_s))
         return math.nan
 
-    def watch(self, hold_steps, expected_s=math.nan):
+    def watch(self, *_):
         step_s = 2.0 if self._run.plan.hash == BASE.hash else 1.0
         yield from run_steps(4)
-        return MonitorResult(steps=4, step_s=step_s, usual_s=step_s, at_once=False, violation=None)
+        return MonitorResult(steps=4, step_s=step_s, usual_s=step_s, at_once=False, changed=True, violation=None)
 
     monkeypatch.setattr(tuner.AutoTuner, "_choose", choose)
     monkeypatch.setattr(tuner.StepMonitor, "watch", watch)

@@ -11,7 +11,7 @@ from torch import nn
 import pliant
 from models import batch, new_ddp, train, weights
 from pliant.algorithms.plans import plan_of
-from pliant.autotune import plan_search, tuner
+from pliant.autotune import measurements, plan_search, tuner
 from pliant.autotune.trials import TrialRunner
 from pliant.codecs import Qsgd
 from pliant.engine.curvature_monitor import CurvatureMonitor
@@ -133,8 +133,8 @@ def trying(monkeypatch, plan, sabotage, seen):
         return math.nan
 
     monkeypatch.setattr(tuner.AutoTuner, "_choose", choose)
-    monkeypatch.setattr(tuner, "probe", lambda comm, **_: None)
-    monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"])
+    monkeypatch.setattr(measurements, "probe", lambda comm, **_: None)
+    monkeypatch.setattr(measurements, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"])
 
 
 def flown(place, num_steps=18, **options):
@@ -199,7 +199,7 @@ ASKED = (Genome(Gene("quantized", {"bits": 4})), Genome(Gene("exact", {"bits": 1
 def asking(monkeypatch):
     """Let the first rank ask for two plans, the first of which breaks on all ranks; return what it refuses then."""
     monkeypatch.setattr(Qsgd, "encode", broken)
-    monkeypatch.setattr(tuner, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"])
+    monkeypatch.setattr(measurements, "measure_machine", lambda comm, budget_s: PRESETS["cpu-core"])
     monkeypatch.setattr(tuner, "_ENOUGH_S", 0.0)
     refused = []
 

@@ -13,7 +13,7 @@ from autotune.made_up_runs import few
 from engine.kinds import KINDS, loss_of
 from models import new_ddp, train, weights
 from planner.examples import WORKLOAD
-from pliant.autotune import monitor, searches, trials, tuner
+from pliant.autotune import measurements, monitor, searches, trials, tuner
 from pliant.network import rank_places
 from pliant.planner import OWN_EXCHANGE, Gene
 from pliant.profiling.observe import Observation
@@ -71,8 +71,8 @@ def test_exact_auto_trains_like_ddp(few):
 def test_it_tries_again_when_steps_have_become_longer(monkeypatch, few):
     monkeypatch.setattr(tuner, "_HOLD_STEPS", 10)
     probes = []
-    measured = tuner.probe
-    monkeypatch.setattr(tuner, "probe", lambda comm, **kw: (probes.append(comm.rank), measured(comm, **kw))[1])
+    measured = measurements.probe
+    monkeypatch.setattr(measurements, "probe", lambda comm, **kw: (probes.append(comm.rank), measured(comm, **kw))[1])
     auto = pliant.Auto(**{**QUICK, "max_trials": 2})
     mine = threading.local()
     for module in (monitor, searches, trials):
@@ -126,15 +126,7 @@ def test_ranks_whose_links_no_probe_could_measure_are_refused_before_a_step(monk
     assert all(pliant.run_world(3, body))
 
 
-def test_links_are_measured_between_the_hosts_that_are_given(monkeypatch):
-    sizes, measured = [], tuner.probe
-
-    def probe(comm, budget_s, **more):
-        topology = measured(comm, budget_s=0.1, **more)
-        sizes.append([host.num_ranks for host in topology.hosts])
-        return topology
-
-    monkeypatch.setattr(tuner, "probe", probe)
+def test_links_are_measured_between_the_hosts_that_are_given():
     auto = pliant.Auto(watch=False, least_gain=1e6, experience=None)
 
     def body(place):
@@ -144,17 +136,17 @@ def test_links_are_measured_between_the_hosts_that_are_given(monkeypatch):
             pliant.relax(ddp, optimizer, auto, hosts=[[0, 2], [1]], timeout_s=10)
         with pliant.relax(ddp, optimizer, auto, hosts=[[0, 1], [2]], timeout_s=10) as run:
             train(ddp, optimizer, place.rank, range(6))
-            return run.tuner.choice is not None
+            assert run.tuner.choice is not None
+            return [host.num_ranks for host in run.tuner._measured.topology.hosts]
 
-    assert all(pliant.run_world(3, body))
-    assert sizes == [[2, 1]] * 3
+    assert pliant.run_world(3, body) == [[2, 1]] * 3
 
 
 @pytest.mark.extended
 def test_a_probe_is_short_where_exchanges_may_take_little(monkeypatch):
-    asked, measured = [], tuner.probe
+    asked, measured = [], measurements.probe
     monkeypatch.setattr(
-        tuner, "probe", lambda comm, budget_s, **kw: asked.append(budget_s) or measured(comm, budget_s=0.1, **kw)
+        measurements, "probe", lambda comm, budget_s, **kw: asked.append(budget_s) or measured(comm, budget_s=0.1, **kw)
     )
     auto = pliant.Auto(watch=False, least_gain=1e6, probe_s=9.0, experience=None)
 
@@ -209,7 +201,7 @@ def test_nothing_is_tried_where_nothing_is_predicted_to_pay(monkeypatch):
 def test_advice_on_buffers_is_given_where_no_plan_was_tried(monkeypatch):
     """The step time is that of the first steps: nobody has measured another one."""
     far = Topology(hosts=tuple(Host(name=f"h{k}", delay_s=0.5) for k in range(2)))
-    monkeypatch.setattr(tuner, "probe", lambda comm, **_: far)
+    monkeypatch.setattr(measurements, "probe", lambda comm, **_: far)
     auto = pliant.Auto(watch=False, least_gain=1e9, experience=None, **QUICK)
 
     def body(place):

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 import pliant
-from pliant.autotune import tuner
+from pliant.autotune import measurements
 from waiting import until
 
 dist.init_process_group("gloo")
@@ -32,14 +32,14 @@ model = DistributedDataParallel(torch.nn.Sequential(*layers))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
 generator = torch.Generator().manual_seed(dist.get_rank())
 losses, rates = [], []
-measured = tuner.probe
+measured = measurements.probe
 
 def probe(comm, **settings):
     found = measured(comm, **settings)
     rates.append(min(host.send_bytes_per_s for host in found.hosts))
     return found
 
-tuner.probe = probe
+measurements.probe = probe
 
 def step():
     optimizer.zero_grad()

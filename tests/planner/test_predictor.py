@@ -17,19 +17,29 @@ def test_true_coefficients_are_found(seed):
     rng = np.random.default_rng(seed)
     true = rng.uniform(0.5, 2, 6)
     counts = rng.uniform(0, 1, (60, 6))
-    found = fit_coefficients(counts, counts @ true, np.ones(6))
+    found = fit_coefficients(counts, counts @ true, np.ones(6), np.full(6, 0.01))
     assert np.allclose(counts @ found, counts @ true, rtol=0.05)
 
 
 def test_what_no_trial_speaks_of_stays_as_it_was():
     counts = np.array([[1.0, 0.0], [2.0, 0.0]])
-    assert fit_coefficients(counts, np.array([3.0, 6.0]), np.array([1.0, 7.0])) == pytest.approx([2.91, 7.0], rel=0.01)
+    found = fit_coefficients(counts, np.array([3.0, 6.0]), np.array([1.0, 7.0]), np.full(2, 0.01))
+    assert found == pytest.approx([2.91, 7.0], rel=0.01)
+
+
+def test_a_trial_changes_what_is_trusted_less():
+    """Of two quantities with equal shares, the one that is trusted a hundred times less moves a hundred times more."""
+    found = fit_coefficients(np.array([[1.0, 1.0]]), np.array([3.0]), np.ones(2), np.array([3.0, 0.03]))
+    assert (found[1] - 1) == pytest.approx(100 * (found[0] - 1))
+    assert 2.5 < found.sum() < 3
 
 
 @given(st.integers(0, 10**6))
 def test_no_coefficient_is_negative(seed):
     rng = np.random.default_rng(seed)
-    found = fit_coefficients(rng.uniform(0, 1, (5, 8)), rng.uniform(0.01, 10, 5), rng.uniform(0.1, 1, 8))
+    found = fit_coefficients(
+        rng.uniform(0, 1, (5, 8)), rng.uniform(0.01, 10, 5), rng.uniform(0.1, 1, 8), rng.uniform(0, 1, 8)
+    )
     assert np.all(found >= 0)
 
 
@@ -37,7 +47,7 @@ class Sizes:
     """Physics that knows bytes and a cost per bucket, with wrong coefficients."""
 
     def __init__(self) -> None:
-        self.coefficients = np.array([0.3, 0.3, 0.001])
+        self.coefficients, self.trust = np.array([0.3, 0.3, 0.001]), np.full(3, 0.01)
         self.asked = 0
 
     def counts(self, plans, coefficients):

@@ -45,12 +45,14 @@ class MonitorResult:
     """Step time before, or the expected one."""
     at_once: bool
     """Whether steps never took what they did when the plan was chosen: the search may have been of two networks."""
+    changed: bool
+    """Whether step times have changed; else a search was due, or a bound was crossed."""
     violation: BoundViolation | None
-    """Which figure was beyond which bound; None if step times have changed."""
+    """Which figure was beyond which bound, if any."""
 
 
 class StepMonitor:
-    """Monitors the plan in force until step times change, or a quality bound is crossed.
+    """Monitors the plan in force until step times change, a search is due, or a quality bound is crossed.
 
     Each window of steps is followed by one all-reduce of one number, so that all ranks decide alike; a bound that is
     crossed on one rank ends monitoring on all.
@@ -78,44 +80,51 @@ class StepMonitor:
         self._period = exchange_period(run.plan)
         self._beside = _APART_STEPS if self._period == 1 and run.plan.exchanges_weights else 1
 
-    def watch(self, hold_steps: int, expected_s: float = math.nan) -> Steps[MonitorResult]:
+    def watch(self, hold_steps: int, expected_s: float = math.nan, due_s: float = math.inf) -> Steps[MonitorResult]:
         """Train under the plan in force until monitoring ends.
 
         Args:
             hold_steps: Steps before which no search begins, whatever they take.
             expected_s: Step time when the plan was chosen, since the network may have changed; NaN if it is not known,
                 and then the first windows give the usual time.
+            due_s: Time of training after which a search is due, even if nothing has changed.
 
         """
         try:
-            return (yield from self._watch(hold_steps, expected_s))
+            return (yield from self._watch(hold_steps, expected_s, due_s))
         finally:
             if self._quality_probe is not None:
                 self._quality_probe.close()
 
-    def _watch(self, hold_steps: int, expected_s: float) -> Steps[MonitorResult]:
+    def _watch(self, hold_steps: int, expected_s: float, due_s: float) -> Steps[MonitorResult]:
         may_search = self._may_search
         while may_search is None and self._bound_check is None and not self._run.trial.guards:
             yield
         yield from run_steps(UNCOUNTED)
         size = self._in_periods(2 * _WINDOW_STEPS)
         now_s, violation = yield from self._window(size)
-        made = size + self._beside
+        made, trained_s = size + self._beside, (size + self._beside) * now_s
         first_s, odd, usual_s, at_once = [now_s], 0, now_s, False
         while violation is None and not (
-            may_search is not None and odd >= _ODD_WINDOWS and made >= hold_steps and may_search(now_s)
+            may_search is not None
+            and (odd >= _ODD_WINDOWS or trained_s >= due_s)
+            and made >= hold_steps
+            and may_search(now_s)
         ):
             # Of what the last one took: where steps have become long, few of them say so.
             size = self._in_periods(max(_WINDOW_STEPS, min(_MOST_WINDOW_STEPS, math.ceil(_WINDOW_S / now_s))))
             now_s, violation = yield from self._window(size)
-            made += size + self._beside
+            made, trained_s = made + size + self._beside, trained_s + (size + self._beside) * now_s
             if len(first_s) < _FIRST_WINDOWS:
                 first_s.append(now_s)
                 usual_s = statistics.median(first_s)
                 at_once = not math.isnan(expected_s) and _is_different(usual_s, expected_s)
                 usual_s = expected_s if at_once else usual_s
             odd = odd + 1 if _is_different(now_s, usual_s) else 0
-        return MonitorResult(steps=made, step_s=now_s, usual_s=usual_s, at_once=at_once, violation=violation)
+        changed = odd >= _ODD_WINDOWS
+        return MonitorResult(
+            steps=made, step_s=now_s, usual_s=usual_s, at_once=at_once, changed=changed, violation=violation
+        )
 
     def _in_periods(self, num_steps: int) -> int:
         return math.ceil(num_steps / self._period) * self._period

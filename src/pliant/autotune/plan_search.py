@@ -17,7 +17,7 @@ from pliant.autotune.trials import Steps, TrialRunner
 from pliant.comm.base import Comm
 from pliant.comm.text_broadcast import broadcast_text
 from pliant.planner import Genome, Quality, SearchResult, Space, Trial, measured_genomes
-from pliant.planner.challenge import CHANGED, is_changed
+from pliant.planner.challenge import CHANGED, SearchStart, is_changed
 from pliant.planner.experience import plans_text
 from pliant.planner.schedules import scheduled_plan
 from pliant.simulator import CostFeatures
@@ -54,7 +54,9 @@ class PlanSearch:
     conditions: Conditions
     quality: Quality
     anew: bool
-    """Whether nothing is known of these conditions; else it is a short search after a change."""
+    """Whether nothing is known of these conditions; else it is a short search."""
+    resumes: bool
+    """Whether it goes on where the last one has ended, and not after a change."""
     steps_left: Callable[[], float]
     """Steps that trials and turns may still take; the same on all ranks."""
     most_s: float
@@ -63,6 +65,8 @@ class PlanSearch:
     """Whether an earlier run has left its plan for these conditions, on the first rank."""
     say: Callable[[str], None]
     """Tells where the search is."""
+    end_trial: Callable[[], None]
+    """Goes back to torch's own exchange from a plan that has stayed in force after its trial. Collective."""
 
     @cached_property
     def plan_of(self) -> Callable[[Genome], SyncPlan]:
@@ -72,6 +76,9 @@ class PlanSearch:
 
     def try_plans(self, *, pays: bool) -> Steps[SearchResult | None]:
         """Try the plans that the first rank asks for; return the result of the search there, and None elsewhere.
+
+        The last one stays in force, on trial: it is often the one that is kept, and to leave it costs a mean of weights
+        where ranks are apart.
 
         Args:
             pays: Whether a plan is predicted to pay, on the first rank; nothing is tried otherwise.
@@ -84,7 +91,8 @@ class PlanSearch:
         while (wanted := share_request(self.comm, asked, self.plan_of)) is not None:
             number += 1
             self.say(f"auto is still searching: trial {number} of at most {most} is under way.")
-            blocks_s, why = yield from self.trials.time_plan(*wanted)
+            self.end_trial()
+            blocks_s, why = yield from self.trials.time_plan(*wanted, stays=True)
             if why:
                 self.rejected.note_failure(UNDONE, why, wanted[0], {wanted[0].hash: asked[0]} if asked else {})
             if asked is not None:
@@ -125,7 +133,7 @@ class PlanSearch:
         if not rivals:
             return PlanDecision(kept, self.exact, expected_s=kept.tried_s)
         first = rivals[0]
-        if share_number(self.comm, float(not self.anew and self._tried_exact(found) is not None)):
+        if self.resumes or share_number(self.comm, float(not self.anew and self._tried_exact(found) is not None)):
             return self._decide_untimed(found, first, known.get(first.plan.hash, self.exact))
         exact_s = share_number(self.comm, self._exact_s(found))
         is_hopeless = exact_s > _HOPELESS * first.tried_s * first.ratio
@@ -134,6 +142,7 @@ class PlanSearch:
             return self._decide_untimed(found, first, known.get(first.plan.hash, self.exact))
         others = "" if is_hopeless else f" with {exact_name}"
         self.say(f"auto is still searching: the best {len(rivals)} take turns{others}.")
+        self.end_trial()
         compared = yield from self.trials.compare(
             [rival.plan for rival in rivals],
             [rival.ratio for rival in rivals],
@@ -244,6 +253,14 @@ class PlanSearch:
         seeds |= {"in force": self.in_force.genes, "exact": self.exact}
         if kept is None and before is not None:
             seeds["kept elsewhere"] = before.kept
+        start = SearchStart(
+            first=None if kept is None else kept.kept,
+            expected_s=0.0 if kept is None else kept.kept_s,
+            reference=None if self.anew or self.resumes else self.exact,
+            fits=lambda genes: self.trials.num_steps(self.plan_of(genes)) <= self.steps_left(),
+            steps=lambda: self.trials.steps,
+            tell=lambda found: self.keep(found, found.best, complete=False),
+        )
         return (
             yield from self.searches.search(
                 Space(workload, topology, self.quality),
@@ -251,10 +268,8 @@ class PlanSearch:
                 seeds,
                 self.in_force,
                 num_trials,
-                kept,
-                None if self.anew else self.exact,
-                lambda found: self.keep(found, found.best, complete=False),
-                lambda genes: self.trials.num_steps(self.plan_of(genes)) <= self.steps_left(),
+                start,
+                resumes=self.resumes,
             )
         )
 

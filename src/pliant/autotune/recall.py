@@ -39,6 +39,8 @@ class Conditions:
     """Rate of the watched steps' own messages; 0 if it is not known."""
     base_s: float = 0.0
     """Step time under torch's own exchange; 0 if it is not known."""
+    knows_links: bool = True
+    """Whether all links were measured; else the topology is of a first look at hosts that are not even."""
 
 
 class Recalled:
@@ -110,6 +112,7 @@ class Recalled:
             bytes_per_s=conditions.bytes_per_s,
             written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
             complete=complete,
+            knows_links=conditions.knows_links,
         )
         self._store.write(self._last)
 
@@ -172,4 +175,5 @@ def _told(found: Experience, auto: Auto, optimizer: str, store: ExperienceStore)
         store.notes.append("Its plan is not put in force at once: its time is not known, or this run may not take it.")
         return ""
     texts = to_json(found.workload), to_json(found.topology), to_json(found.overheads)
-    return json.dumps([*texts, found.bytes_per_s, found.step_s(OWN_EXCHANGE[found.workload.is_sharded])])
+    base_s = found.step_s(OWN_EXCHANGE[found.workload.is_sharded])
+    return json.dumps([*texts, found.bytes_per_s, base_s, found.knows_links])

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +10,6 @@ import numpy as np
 from pliant.autotune.options import Auto
 from pliant.planner import Genome, SearchLimits, SearchResult, Space, Trial
 from pliant.planner.challenge import SearchStart, challenge_steps
-from pliant.planner.experience import Experience
 from pliant.planner.predictor import Predictor, TransferPrior, trusted_coefficients
 from pliant.simulator import CostFeatures
 
@@ -37,6 +36,7 @@ class Searches:
         """Time of the means with which ranks leave a plan that keeps them apart, as the last one was told; 0 before."""
         self._cells: list[tuple[CostFeatures, Sequence[Trial]]] = []
         """What the last ones have tried."""
+        self._spent_s = 0.0
         self._began_s = time.perf_counter()
         self._model: Predictor | None = None
 
@@ -65,10 +65,9 @@ class Searches:
         seeds: Mapping[str, Genome],
         in_force: Trial,
         num_trials: int,
-        kept: Experience | None,
-        reference: Genome | None,
-        tell: Callable[[SearchResult], None],
-        fits: Callable[[Genome], bool],
+        start: SearchStart,
+        *,
+        resumes: bool = False,
     ) -> Generator[tuple[Genome, float], Trial, SearchResult]:
         """Search, as `challenge_steps` does.
 
@@ -78,34 +77,28 @@ class Searches:
             seeds: Plans to begin with, beside the builders.
             in_force: The plan in force, with its step time.
             num_trials: At most so many.
-            kept: Experience of these ranks and machines, whose plan comes first.
-            reference: Plan that is tried if nothing else is.
-            tell: Called after each trial with what is known by then.
-            fits: Whether there is room for the trial of a plan.
+            start: Start, but for the clock, and for what leaving a plan costs.
+            resumes: Whether it goes on where the last one has ended, under the same conditions.
 
         """
+        known = [in_force]
+        if resumes and self._cells:
+            known = [*(trial for trial in self._cells[-1][1] if trial.genes != in_force.genes), in_force]
+            start = replace(start, spent_s=self._spent_s)
+            self.forget_last()
         self.leaving_s = features.leaving_s()
         model = self._model = Predictor(features, self.limits.seed, self._learned())
         limits = SearchLimits(
-            max_trials=num_trials,
+            max_trials=num_trials if start.first is None else min(_KNOWN_TRIALS, num_trials),
             max_seconds=self.limits.max_seconds,
             seeds={**seeds, **space.baselines},
             num_drawn=_SAMPLES,
-            known=[in_force],
+            known=known,
             seed=self.limits.seed,
         )
-        start = SearchStart(
-            reference=reference,
-            fits=fits,
-            began_s=self._began_s,
-            leaving_s=self.leaving_s,
-            clock=time.perf_counter,
-            tell=tell,
-        )
-        if kept is not None:
-            start = replace(start, first=kept.kept, expected_s=kept.kept_s)
-            limits = replace(limits, max_trials=min(_KNOWN_TRIALS, limits.max_trials))
+        start = replace(start, began_s=self._began_s, leaving_s=self.leaving_s, clock=time.perf_counter)
         found = yield from challenge_steps(space, model, limits, start)
+        self._spent_s = found.spent_s
         self._cells = [*self._cells[1 - _CELLS :], (features, found.trials)]
         return found
 

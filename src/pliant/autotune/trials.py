@@ -113,6 +113,11 @@ class TrialRunner:
         self._run, self._comm, self._enough_s, self._base = run, comm, enough_s, base
         self._most_blocks = most_blocks
 
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the run."""
+        return self._run.steps
+
     def num_steps(self, plan: SyncPlan, step_s: float = 0.0) -> int:
         """Return the most steps that timing a plan may take, the one after a failure included.
 
@@ -125,12 +130,25 @@ class TrialRunner:
         blocks = self._num_blocks(step_s, period) if step_s else self._most_blocks
         return UNCOUNTED + blocks * period + 1
 
-    def time_plan(self, plan: SyncPlan, limit_s: float = math.inf) -> Steps[tuple[list[float], str]]:
-        """Train under a plan for a while; return its step times, one a block, or why it has failed."""
+    def time_plan(
+        self, plan: SyncPlan, limit_s: float = math.inf, *, stays: bool = False
+    ) -> Steps[tuple[list[float], str]]:
+        """Train under a plan for a while; return its step times, one a block, or why it has failed.
+
+        Args:
+            plan: To be timed.
+            limit_s: Step time above which it is left soon.
+            stays: Whether a plan that has not failed remains in force, on trial, until `end` or `adopt`.
+
+        """
         run = self._run
         run.switch(self._base)
         run.put_on_trial(plan)
         blocks_s = [] if self._has_failed() else (yield from self._time_plan(plan, limit_s))
+        if stays and blocks_s:
+            run.trial.check()
+            if not self._has_failed():
+                return blocks_s, ""
         if why := self.end():
             yield from run_steps(1)
             return [], why

@@ -5,7 +5,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pliant.autotune.coordination import holds_on_all
+from pliant.autotune.coordination import holds_on_all, share_number
+from pliant.autotune.measurements import PROBES, NetworkMeasurements
 from pliant.autotune.monitor import MonitorResult, StepMonitor
 from pliant.autotune.options import Auto
 from pliant.autotune.plan_in_force import PlanInForce
@@ -20,9 +21,6 @@ from pliant.autotune.trials import Steps, TrialRunner, TunableRun
 from pliant.autotune.watching import WATCHED_STEPS, WatchedSteps, observe_run, resume_steps, watch_first_steps
 from pliant.comm.base import Comm
 from pliant.engine.joint_optimizer import optimizer_name
-from pliant.netmodel import Overheads
-from pliant.network.machine import measure_machine
-from pliant.network.probing import probe
 from pliant.planner import Scale, Trial, all_of
 from pliant.planner.challenge import is_changed
 from pliant.profiling.observe import Observation
@@ -32,10 +30,6 @@ __all__ = ["AutoTuner"]
 
 _log = logging.getLogger("pliant")
 
-_OF_TIMEOUT = 0.4
-"""Share of the longest time of an exchange that a probe may take, which refuses half of it."""
-_OF_STEP = 1 / 3
-"""Share of a step that a measurement of the machine may take: what it finds is a small part of a step."""
 _ENOUGH_S = 0.6
 """Time in which blocks of a trial begin."""
 _HOLD_STEPS = 50
@@ -67,7 +61,7 @@ class AutoTuner(PlanInForce):
         hosts: Sequence[Sequence[int]] | None = None,
     ) -> None:
         super().__init__(run, auto, comm, recalled or Recalled())
-        self._observation, self._hosts = observation, hosts
+        self._observation = observation
         self.choice: Choice | None = None
         """Outcome of the last search; None until one has ended."""
         self.prospects: Prospects | None = None
@@ -75,7 +69,8 @@ class AutoTuner(PlanInForce):
         self.watched: WatchedSteps
         """Findings of the first steps, there once a search has begun."""
         self._short = ShortSearches(run, comm, self._exact.plan("auto"))
-        self._overheads: Overheads | None = None  # until the machine was measured
+        self._measured = NetworkMeasurements(comm, hosts)
+        self._resumes_s = math.inf
         self._tuning = self._tune()
         next(self._tuning)
 
@@ -89,7 +84,7 @@ class AutoTuner(PlanInForce):
         next(self._tuning)
 
     def end_trial(self) -> None:
-        """End the trial that is on, if one is: the run closes under the base plan. Collective."""
+        """Go back to the base plan from a trial, if one is on. Collective."""
         plan = self._run.plan
         if self._run.trial.is_on and (why := self._trials.end()):
             text = self._rejected.note_failure(UNDONE, why, plan, {})
@@ -114,8 +109,9 @@ class AutoTuner(PlanInForce):
         workload = self.watched.workload
         while True:
             if result is not None or expected_s is None:
-                expected_s = yield from self._choose(workload, self._measure_links(result), result)
-            if result is not None:
+                self._measure(result)
+                expected_s = yield from self._choose(workload, self._measured.topology, result)
+            if result is not None and result.changed:
                 restless = self._run.plan.hash == before or result.steps < 2 * hold_steps
                 hold_steps = 2 * hold_steps if restless else _HOLD_STEPS
             result = yield from self._monitor(hold_steps, math.nan if expected_s is None else expected_s)
@@ -132,8 +128,9 @@ class AutoTuner(PlanInForce):
                 result = yield from self._monitor(hold_steps)
             self._searches.limits = self._auto = self._auto.limited(result.step_s, self._run.steps)
             if self._comm.rank == 0:
-                took = f"{1e3 * result.step_s:.4g} ms instead of {1e3 * result.usual_s:.4g} ms"
-                _log.info("auto searches again after step %d: steps took %s.", self._run.steps, took)
+                took = f"steps took {1e3 * result.step_s:.4g} ms instead of {1e3 * result.usual_s:.4g} ms"
+                why = took if result.changed else "there is time for it now"
+                _log.info("auto searches again after step %d: %s.", self._run.steps, why)
 
     def _watch(self) -> Steps[None]:
         run, observation, comm, known = self._run, self._observation, self._comm, self._recalled.known
@@ -145,43 +142,43 @@ class AutoTuner(PlanInForce):
             self._rejected.add(all_of("tasc"))  # whose curvature nobody could feel
         self._auto = self._auto.limited(self.watched.step_s, run.steps)
 
-    def _measure_links(self, result: MonitorResult | None) -> Topology:
-        """Return hosts and links: by the watched steps' own messages where they suffice, or by a probe."""
-        if self._overheads is None:
-            machine_s = min(self._auto.probe_s / 5, _OF_STEP * self.watched.step_s)
-            self._overheads = Overheads.of(measure_machine(self._comm, budget_s=machine_s))
-        found, budget_s = None, self._auto.probe_s
+    def _measure(self, result: MonitorResult | None) -> None:
+        """Measure what the next search needs: all at first, and links after a change or where they are not known."""
+        auto, known = self._auto, self._measured
         if result is None:
-            found = self.watched.topology(self._comm, self._hosts)
-        else:
-            budget_s = self._short.probe_s(result.step_s, budget_s)
-        budget_s = min(budget_s, _OF_TIMEOUT * self._comm.timeout_s)
-        return found or probe(self._comm, budget_s=budget_s, connections=self._comm.connections, hosts=self._hosts)
+            known.look(self.watched, auto.probe_s)
+        elif result.changed or (not known.is_complete and self._elapsed_s() >= PROBES * auto.probe_s):
+            known.probe(self._short.probe_s(result.step_s, auto.probe_s))
+
+    def _elapsed_s(self) -> float:
+        return share_number(self._comm, self._searches.elapsed_s)
+
+    def _due_s(self) -> float:
+        """Return the time from now on after which a search goes on, or unknown links are probed; inf for never."""
+        links_s = math.inf if self._measured.is_complete else PROBES * self._auto.probe_s
+        due_s = min(links_s, self._resumes_s)
+        return due_s if math.isinf(due_s) else due_s - self._elapsed_s()
 
     def _choose_again(self) -> Steps[float | None]:
         """Put the plan of an earlier run in force; return its step time, or None if conditions are others now."""
         known = self._recalled.known
         if known is None:
             return None
-        self._overheads = known.overheads
+        self._measured.recall(known)
         now, before, expected_s = self.watched.bytes_per_s, known.bytes_per_s, None
         if now and before and is_changed(now, before):
             self._recalled.note(f"It was not used: messages went at {now:.3g} bytes per s, and at {before:.3g} then.")
         else:
             expected_s = yield from self._choose(self.watched.workload, known.topology, None, is_known=True)
         if expected_s is None:
-            self._overheads = None
             self._searches.forget_last()
         return expected_s
 
     def _monitor(self, hold_steps: int, expected_s: float = math.nan) -> Steps[MonitorResult]:
         bounds = None if self._is_exact else self._auto.bounds
         has_room = self._short.has_room if self._auto.watch else None
-        return (
-            yield from StepMonitor(self._run, self._comm, bounds=bounds, may_search=has_room).watch(
-                hold_steps, expected_s
-            )
-        )
+        monitor = StepMonitor(self._run, self._comm, bounds=bounds, may_search=has_room)
+        return (yield from monitor.watch(hold_steps, expected_s, self._due_s()))
 
     def _choose(
         self,
@@ -203,9 +200,11 @@ class AutoTuner(PlanInForce):
             Step time when the best was tried; NaN if it is not known. None if the experience does not hold any more.
 
         """
-        began, in_force = self._run.steps, Trial(genes=self._genes, steps_s=((result or self.watched).step_s,))
-        rate = self.watched.bytes_per_s if result is None else 0.0  # messages were not watched since the change
-        conditions = Conditions(workload, topology, self._overheads or Overheads(), rate)
+        began, has_changed = self._run.steps, result is not None and result.changed
+        in_force = Trial(genes=self._genes, steps_s=((result or self.watched).step_s,))
+        rate = 0.0 if has_changed else self.watched.bytes_per_s  # messages were not watched since the change
+        measured = self._measured
+        conditions = Conditions(workload, topology, measured.overheads, rate, knows_links=measured.is_complete)
         search = self._new_search(conditions, in_force, result, is_known=is_known)
         looks = self._comm.rank == 0 and not is_known  # a known plan comes first, whatever is predicted
         self.prospects = self._look_ahead(search) if looks else None
@@ -213,6 +212,7 @@ class AutoTuner(PlanInForce):
         found = yield from search.try_plans(pays=pays or is_known)
         if is_known and not holds_on_all(self._comm, search.holds(found)):
             self._recalled.note("Its plan took another time than then, or failed, so that all was measured anew.")
+            self.end_trial()
             return None
         decision = yield from search.decide(found, self._exact_name)
         self._short.note_search(began, anew=search.anew)
@@ -220,6 +220,9 @@ class AutoTuner(PlanInForce):
         self._is_exact, self._genes = decision.best.is_exact or not decision.adopted, decision.genes
         if found is not None:
             search.keep(found, self._genes, decision.expected_s)
+        self._resumes_s = share_number(self._comm, math.inf if found is None else found.resumes_s)
+        if self._run.plan.hash != chosen.hash:
+            self.end_trial()
         if failure := self._guard.begin(chosen):
             self._note_fallback(chosen, failure)
             decision = replace(decision, gains=(), adopted=False, expected_s=math.nan)
@@ -254,10 +257,12 @@ class AutoTuner(PlanInForce):
             conditions=conditions,
             quality=self._auto.quality_with(kind, scale, self._rejected.genes),
             anew=anew,
+            resumes=not (anew or result is None or result.changed),
             steps_left=lambda: math.inf if anew else self._short.steps_left - (self._run.steps - began),
             most_s=math.inf if result is not None else self._auto.search_s(in_force.step_s, began),
             is_known=is_known,
             say=self._say,
+            end_trial=self.end_trial,
         )
 
     def _look_ahead(self, search: PlanSearch) -> Prospects | None:

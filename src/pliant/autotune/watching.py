@@ -9,9 +9,9 @@ from pliant.autotune.trials import Steps, TunableRun
 from pliant.comm.base import Comm
 from pliant.engine.outputs import OutputWatch
 from pliant.engine.relaxed_model import module_of, strip_wrappers
-from pliant.network.own_rates import own_rate, topology_of_messages
+from pliant.network.first_look import LinkView, look_at_links, own_rate
 from pliant.profiling.observe import Observation, observe
-from pliant.spec import Topology, Workload
+from pliant.spec import Workload
 
 __all__ = ["WATCHED_STEPS", "WatchedSteps", "observe_run", "resume_steps", "watch_first_steps"]
 
@@ -21,7 +21,7 @@ WATCHED_STEPS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class WatchedSteps:
-    """Findings of the first steps; the same on all ranks, but for `message_s`."""
+    """Findings of the first steps; the same on all ranks, but for `busy_s`."""
 
     workload: Workload
     step_s: float
@@ -30,12 +30,12 @@ class WatchedSteps:
     """Whether the loss was recognized or told on all ranks, so that its curvature can be estimated."""
     bytes_per_s: float
     """Rate at which the steps' own messages went; 0 if they were too small to tell."""
-    message_s: float
+    busy_s: float
     """Time of one of this rank's messages."""
 
-    def topology(self, comm: Comm, hosts: Sequence[Sequence[int]] | None) -> Topology | None:
-        """Return hosts and links by the steps' own messages, or None where a probe is needed. Collective."""
-        return topology_of_messages(comm, self.bytes_per_s, self.message_s, comm.connections, hosts)
+    def look_at_links(self, comm: Comm, message_s: float, hosts: Sequence[Sequence[int]] | None) -> LinkView | None:
+        """Return hosts and links by the steps' own messages and by streams; None on one host. Collective."""
+        return look_at_links(comm, self.bytes_per_s, self.busy_s, message_s, comm.connections, hosts)
 
 
 def observe_run(run: TunableRun, num_steps: int) -> Observation:
@@ -52,7 +52,7 @@ def resume_steps(run: TunableRun, known: Conditions, comm: Comm) -> Steps[Watche
         step_s=known.base_s,
         finds_loss=_finds_loss(run, outputs, comm),
         bytes_per_s=known.bytes_per_s,
-        message_s=0.0,
+        busy_s=0.0,
     )
 
 
@@ -96,7 +96,7 @@ def watch_first_steps(
         step_s=slowest_s(comm, [observation.step_s])[0],
         finds_loss=finds_loss,
         bytes_per_s=own_rate(comm, sent_bytes, busy_s),
-        message_s=busy_s / max(1, messages),
+        busy_s=busy_s / max(1, messages),
     )
 
 

@@ -9,7 +9,6 @@ from pliant.algorithms.base import ChecksOptimizer, innermost, start_innermost
 from pliant.codecs import codec_from
 from pliant.comm.base import duplicate
 from pliant.engine.acco import AccoStep
-from pliant.engine.agreement import ReplicaCheck
 from pliant.engine.algorithm_state import AlgorithmState
 from pliant.engine.attendance import require_quorums
 from pliant.engine.averaging import average_states, average_weights
@@ -35,9 +34,7 @@ from pliant.engine.server_threads import ServerThreads
 from pliant.engine.shard_exchanges import ShardExchanges, shard_exchanges
 from pliant.engine.shard_memory import require_within_limits
 from pliant.engine.state_shapes import StateShapes, state_shapes
-from pliant.engine.step_counts import plan_number
 from pliant.engine.tracer import Tracer
-from pliant.engine.weight_exchange import WeightExchange
 from pliant.engine.weight_parts import BetweenSteps
 from pliant.spec import SyncPlan, with_schedule
 
@@ -51,7 +48,6 @@ class ExecutorBuilder:
         relaxed: The model and its optimizers.
         tracer: Tracer of the run, with its comm.
         comm_thread: Communication thread of the gradients.
-        agreement: Check of the replicas.
         hosts: Ranks of each host; torchrun's placement if None.
         rack: Name of this rank's rack, or "".
         nonfinite: What to do about gradients that are not finite.
@@ -63,7 +59,6 @@ class ExecutorBuilder:
         relaxed: RelaxedModel,
         tracer: Tracer,
         comm_thread: CommThread,
-        agreement: ReplicaCheck,
         *,
         hosts: Sequence[Sequence[int]] | None,
         rack: str,
@@ -81,9 +76,9 @@ class ExecutorBuilder:
             hosts = relaxed.sharded.hosts_of_replicas(hosts)
         self._places = Places(self._comms.all, self._device, hosts, rack)
         self._nonfinite: NonFinite = nonfinite
-        self._tracer, self._comm_thread, self._agreement = tracer, comm_thread, agreement
+        self._tracer, self._comm_thread = tracer, comm_thread
 
-    def make(self, plan: SyncPlan, old: PlanExecutor | None, step: int, *, compares: bool = True) -> PlanExecutor:
+    def make(self, plan: SyncPlan, old: PlanExecutor | None, step: int) -> PlanExecutor:
         """Build the executor of a plan in place of an earlier one with nothing in flight, or of none. Collective.
 
         Note [what a switch carries over] says what moves.
@@ -92,7 +87,6 @@ class ExecutorBuilder:
             plan: The new plan.
             old: The earlier executor, which ends here.
             step: Steps made.
-            compares: Whether ranks that exchange weights compare their counts now and then.
 
         """
         self._steppers = self._relaxed.steppers
@@ -122,8 +116,6 @@ class ExecutorBuilder:
                 start_innermost(store.algorithms[nodes[name]], optimizer, parameter, store.tensors[name])
         gradients = GradientExchange(store, self._comms, self._nonfinite, self._optimizer, owed, plan.sparse)
         weights = self._make_weights(store, old, step)
-        for each in [each for each in weights if compares and isinstance(each, WeightExchange)]:
-            each.agree(self._agreement, plan_number(plan))
         served, owners = self._make_owners(store)
         looks = self._make_monitor(request, old, step)
         before = [] if old is None else old.of(RatioController)

@@ -71,7 +71,7 @@ class Run(SavesParts, MeasuresSteps, ABC):
         num_stages = 3 if is_accelerator(self._device) and not comm.is_in_order else 1
         self._comm_thread = CommThread(self._device, "pliant-lane", self.tracer, num_stages)
         self._executor_builder = ExecutorBuilder(
-            relaxed, self.tracer, self._comm_thread, self._agreement, hosts=hosts, rack=rack, nonfinite=nonfinite
+            relaxed, self.tracer, self._comm_thread, hosts=hosts, rack=rack, nonfinite=nonfinite
         )
         executor = self._executor_builder.make(plan, None, steps_taken(relaxed.optimizer))
         self._dispatcher = BucketDispatcher(self._comm_thread, self.tracer, self.trial)

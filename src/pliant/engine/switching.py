@@ -25,6 +25,7 @@ from pliant.engine.skipping import CountsSkips
 from pliant.engine.sources import GradientSource
 from pliant.engine.step_counts import plan_number
 from pliant.engine.trial import PlanOnTrial
+from pliant.engine.weight_exchange import WeightExchange
 from pliant.spec import SyncPlan
 
 __all__ = ["SwitchesPlans"]
@@ -85,10 +86,7 @@ class SwitchesPlans(CountsSkips):
         require_plan(plan, self._comm, self._device)
         self._source.require_carried(plan)
         self.profile.end()
-        compares = not self.trial.is_on
-        self._put_in_force(
-            plan, self._executor_builder.make(plan, self._executor, self._dispatcher.step, compares=compares)
-        )
+        self._put_in_force(plan, self._executor_builder.make(plan, self._executor, self._dispatcher.step))
         if not pay:
             self._gradients.drop_owed()
             for part in self._executor.parts:
@@ -108,19 +106,25 @@ class SwitchesPlans(CountsSkips):
             self._comm_thread.drain()
         with self.trial.catch_errors():
             self._executor.close()
-        self._put_in_force(plan, self._executor_builder.make(plan, None, self._dispatcher.step, compares=False))
+        self._put_in_force(plan, self._executor_builder.make(plan, None, self._dispatcher.step))
         self._gradients.owed.update(self.trial.owed)
         for part, debts in zip(self._executor.of(ShardExchanges), self._debts, strict=True):
             part.owe(debts)
         self.trial.restore()
 
     def adopt(self, plan: SyncPlan) -> None:
-        """Put a plan in force for good: its errors are kept, not raised, until `trial.end()`. Collective.
+        """Put a plan in force for good, or keep the one on trial: its errors are kept, not raised, until `trial.end()`.
 
         Those of a sharded model's gathers are raised, since the pass that waits for them cannot go on without.
+        Collective.
         """
-        self._comm_thread.drain()
+        stays = self.trial.is_on and plan.hash == self.plan.hash
+        if not stays:
+            self._comm_thread.drain()
         self.trial.guard(self._module, self._relaxed.optimizers)
+        if stays:
+            self._let_compare()
+            return
         with self.trial.catch_errors():
             self.switch(plan)
 
@@ -162,3 +166,10 @@ class SwitchesPlans(CountsSkips):
         self._dispatcher.put_in_force(executor.gradients, as_ready=plan.order == "ready")
         nodes = executor.gradients.store.nodes
         self._source.put_in_force(plan, nodes, differ=executor.ranks_differ, parts=executor.parts)
+        if not self.trial.is_on:
+            self._let_compare()
+
+    def _let_compare(self) -> None:
+        """Let ranks that exchange weights compare their counts now and then: not on trial, when steps may be undone."""
+        for exchange in self._executor.of(WeightExchange):
+            exchange.agree(self._agreement, self._plan_number)

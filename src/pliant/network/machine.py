@@ -47,6 +47,7 @@ def measure_machine(
     Ranks that share a core run one after another, and a short run seldom meets another rank's. So each figure is the
     time of all runs in a window in which all ranks work, over their number, and over the ranks per CPU, by which
     predictions multiply it again (`Topology.ranks_per_cpu`). Sockets' figures are CPU time, which needs no such rule.
+    Ranks meet once, before all windows: to meet before each would take longer than these on a slow network.
 
     Args:
         comm: Whose ranks measure; over Gloo.
@@ -128,7 +129,8 @@ def _measure_codecs(
     x = torch.randn(numel, generator=torch.Generator().manual_seed(0)).to(device).repeat(_NUM_VECTORS, 1)
     acc = torch.zeros_like(x).copy_(x)  # touched, (_NUM_VECTORS, numel)
     turns = itertools.cycle(range(_NUM_VECTORS))
-    window = partial(_time_at_once, limit_s=each_s, device=device, comm=comm)
+    window = partial(_mean_s, limit_s=each_s, device=device)
+    comm.barrier()
 
     def add() -> None:
         k = next(turns)
@@ -153,11 +155,10 @@ def _measure_codecs(
     return figures
 
 
-def _time_at_once(run: Callable[[], object], limit_s: float, device: torch.device, comm: Comm) -> float:
-    """Return the mean time of runs within some limit_s, in which all ranks run it."""
+def _mean_s(run: Callable[[], object], limit_s: float, device: torch.device) -> float:
+    """Return the mean time of runs within some limit_s."""
     run()  # the first touches new memory, and may have to compile
     synchronize(device)
-    comm.barrier()
     count, took_s, start_s = 0, 0.0, time.perf_counter()
     while took_s < limit_s:
         run()

@@ -25,14 +25,16 @@ __all__ = [
     "message_s",
     "round_trip_s",
     "steady_throughput",
+    "swaps_within",
     "waited_message_s",
 ]
 
 MAX_STREAM_BYTES = 64_000_000
 """The most that is asked for at once."""
 
-_CHUNKS = 32
-"""Parts of what is asked for: each is a point in time. All are posted before, as the whole of a large message is."""
+_CHUNKS, _OF_EACH = 32, 4
+"""Least parts of what is asked for, and least parts for each connection, which arrive together: each is a point in
+time. All are posted before, as the whole of a large message is."""
 _FIRST_BYTES = 64_000
 _GROWTH = 4
 _LEAST_ANSWER_S = 0.1
@@ -42,7 +44,8 @@ _SETTLING = 0.4
 _AT_ONCE = 0.25
 """Share of the mean time between chunks: a chunk that follows sooner had arrived before, and waited to be read."""
 _FEW = 3
-_SWAPS = 16
+_SWAPS = (4, 16)
+"""Fewest and most swaps of small messages that are timed together."""
 _TRIPS = (3, 20)
 _MORE, _LAST = 0, 1
 
@@ -69,19 +72,20 @@ def round_trip_s(comm: Comm, peer: int, limit_s: float) -> float:
     return min(trips_s[1:])  # the first may have had to connect
 
 
-def half_trips_s(comm: Comm, rounds: Sequence[Sequence[Pair]], limit_s: float) -> Matrix:
+def half_trips_s(comm: Comm, rounds: Sequence[Sequence[Pair]], limit_s: float, each_s: float | None = None) -> Matrix:
     """Return half of each pair's shortest round trip, less what a message costs. Collective.
 
     Args:
         comm: Ranks.
         rounds: Rounds of disjoint pairs.
         limit_s: Time for each round, but for at least three round trips.
+        each_s: What a message costs; measured if None.
 
     Returns:
         The same on all ranks, symmetric (ranks, ranks); NaN where not measured.
 
     """
-    each_s = message_s(comm)
+    each_s = message_s(comm) if each_s is None else each_s
     mine = torch.full((comm.size + 1,), torch.nan, dtype=torch.float64)
     mine[-1] = each_s
     for pairs in rounds:
@@ -129,7 +133,8 @@ def waited_message_s(comm: Comm, limit_s: float, turns: int = 3) -> float:
 
     Ranks 2k and 2k + 1 swap 8 bytes, all pairs at once: a delay and two messages. The delay is half of the shortest
     round trip of the same pair, less the cost of one of many messages: so the probe has it. It is never below that
-    cost. The median of `turns` of 16 rounds; a last rank without a peer has the cost of one of many.
+    cost. The median of `turns` of 4 to 16 rounds, as many as some limit_s has; a last rank without a peer has the cost
+    of one of many.
     """
     least_s, peer = message_s(comm, turns), comm.rank ^ 1
     ours, theirs = torch.zeros(2, dtype=torch.float64)[:, None]
@@ -137,15 +142,22 @@ def waited_message_s(comm: Comm, limit_s: float, turns: int = 3) -> float:
         trip_s = 0.0
     elif trip_s := round_trip_s(comm, peer, limit_s):  # the lower rank's
         ours.fill_(trip_s)
-    spent_s: list[float] = []
+    longest = torch.tensor([trip_s], dtype=torch.float64)
+    comm.all_reduce(longest, "max").wait()
+    swaps, spent_s = swaps_within(limit_s / turns, float(longest) / 2), list[float]()
     for _ in range(turns):
         comm.barrier()
         start_s = time.perf_counter()
-        for _ in range(0 if alone else _SWAPS):
+        for _ in range(0 if alone else swaps):
             comm.exchange([(peer, ours)], [(peer, theirs)]).wait()
-        spent_s.append((time.perf_counter() - start_s) / _SWAPS)
+        spent_s.append((time.perf_counter() - start_s) / swaps)
     delay_s = max(float(ours), float(theirs)) / 2 - least_s
     return least_s if alone else max(least_s, (statistics.median(spent_s) - delay_s) / 2)
+
+
+def swaps_within(limit_s: float, each_s: float) -> int:
+    """Return how many swaps of small messages, 4 to 16, go into some limit_s if each takes so long."""
+    return min(max(int(limit_s / max(each_s, 1e-9)), _SWAPS[0]), _SWAPS[1])
 
 
 def loopback_bytes_per_s(comm: Comm, places: Sequence[Sequence[int]], num_bytes: int) -> float:
@@ -154,6 +166,8 @@ def loopback_bytes_per_s(comm: Comm, places: Sequence[Sequence[int]], num_bytes:
     The median of three rounds of `num_bytes` each; 0 where a host has one rank.
     """
     own = next(ranks for ranks in places if comm.rank in ranks)
+    if max(map(len, places)) == 1:
+        return 0.0
     if len(own) == 1:
         for _ in range(3):
             comm.barrier()
@@ -180,8 +194,8 @@ def measure_throughput(
     or was as large as it may be; so a stream may take some 0.1 s longer, and longer yet where the rate was not what it
     seemed.
 
-    Questions and answers need comms of their own over the same ranks, since two ranks may send to each other. A thread
-    for each stream: a slow one holds up no other.
+    Questions and answers need comms of their own over the same ranks where two ranks send to each other. A thread for
+    each stream: a slow one holds up no other.
     """
     with ThreadPoolExecutor(max(1, len(targets) + len(sources)), thread_name_prefix="pliant-probe") as pool:
         sending = [pool.submit(_serve, asks, answers, peer) for peer in targets]
@@ -222,14 +236,15 @@ def _serve(asks: Comm, answers: Comm, peer: int) -> None:
         if not int(question):
             return
         chunk = torch.zeros(int(question), dtype=torch.uint8)
-        for sent in [answers.exchange([(peer, chunk)], [], turn=k) for k in range(_CHUNKS)]:  # over all connections
+        for sent in [answers.exchange([(peer, chunk)], [], turn=k) for k in range(_num_chunks(answers))]:
             sent.wait()
 
 
 def _fetch(asks: Comm, answers: Comm, peer: int, duration_s: float) -> float:
     """Ask the peer for more and more; return the rate of the last answer."""
     start_s = time.perf_counter()
-    size, largest, rate = _FIRST_BYTES // _CHUNKS, MAX_STREAM_BYTES // _CHUNKS, 0.0
+    num = _num_chunks(answers)
+    size, largest, rate = _FIRST_BYTES // num, MAX_STREAM_BYTES // num, 0.0
     while size:
         asked_s = time.perf_counter()
         arrivals = _answer(asks, answers, peer, size)
@@ -238,15 +253,19 @@ def _fetch(asks: Comm, answers: Comm, peer: int, duration_s: float) -> float:
         told = arrivals[-1][0] - arrivals[0][0] >= _LEAST_ANSWER_S and left_s <= now_s - asked_s
         if told or size == largest or -left_s > 2 * duration_s:
             break
-        size = max(size, min(_GROWTH * size, int(rate * max(left_s, _LEAST_ANSWER_S) / _CHUNKS), largest))
+        size = max(size, min(_GROWTH * size, int(rate * max(left_s, _LEAST_ANSWER_S) / num), largest))
     asks.exchange([(peer, torch.zeros(1, dtype=torch.int64))], []).wait()
     return rate
+
+
+def _num_chunks(answers: Comm) -> int:
+    return max(_CHUNKS, _OF_EACH * answers.connections)
 
 
 def _answer(asks: Comm, answers: Comm, peer: int, size: int) -> list[tuple[float, int]]:
     """Ask for chunks of this size; return when each was complete, and the bytes by then."""
     buffer = torch.empty(size, dtype=torch.uint8)  # one for all: nobody looks at what has come
-    posted = [answers.exchange([], [(peer, buffer)], turn=k) for k in range(_CHUNKS)]
+    posted = [answers.exchange([], [(peer, buffer)], turn=k) for k in range(_num_chunks(answers))]
     asks.exchange([(peer, torch.tensor([size]))], []).wait()
     arrivals: list[tuple[float, int]] = []
     for work in posted:

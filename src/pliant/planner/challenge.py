@@ -4,7 +4,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,6 +24,8 @@ _TIE, _TIES = 1.05, 2
 """Ratio of predicted times within which plans of two families are not told apart; trials of such plans."""
 _SHARE = 0.1
 """Share of the time since the run began that challengers may cost."""
+_EARNING_STEPS = 100
+"""Steps in which a plan may earn by what it saves what its trial costs."""
 _RACE = 1.2
 """A trial ends early when it is surely so many times slower than the best."""
 _MOST_CHANGE = 1.3
@@ -48,12 +50,17 @@ class SearchStart:
     """Reading of the clock when the run began."""
     leaving_s: float = 0.0
     """Time of the mean of weights and optimizer state with which ranks leave a plan that keeps them apart."""
+    spent_s: float | None = None
+    """Time that trials have cost in an earlier search under the same conditions, whose trials are known; None if there
+    was none."""
     reference: Genome | None = None
     """Plan that is tried where no other is predicted to be better, so that a wrong prediction is found out."""
     fits: Callable[[Genome], bool] = lambda _: True
     """Whether there is room for the trial of a plan."""
     clock: Callable[[], float] = time.perf_counter
     """Seconds since any moment."""
+    steps: Callable[[], int] = lambda: 0
+    """Steps of training since any moment, those of trials too."""
     tell: Callable[[SearchResult], None] = lambda _: None
     """Called after each trial with what is known by then."""
 
@@ -73,9 +80,9 @@ def challenge_steps(
     time. Of plans within 1.1 of it, the one is tried whose trial costs least: under a plan that keeps ranks apart it
     ends with a mean of their weights. Where there is no such plan, up to two that the model cannot tell from the best
     are tried: of another family, and predicted within 1.05 of it; not so where a plan was kept earlier. The search ends
-    when nothing of this is left, or when challengers have cost a tenth of the time since the run began. A challenger
-    costs the time of its trial, less what the best plan would have taken for its steps. If nothing was tried by then,
-    the reference is.
+    when nothing of this is left, or when challengers would have cost a tenth of the time since the run began, less what
+    the next one is predicted to save in 100 steps. A challenger costs the time of its trial, with the means
+    of weights, less what the best plan would have taken for its steps. If nothing was tried by then, the reference is.
 
     Args:
         space: What may be chosen.
@@ -87,9 +94,9 @@ def challenge_steps(
     book = _Book(space, model, limits, start)
     first = start.first if start.first is not None and start.first in space else None
     plans = _plans(space, model, limits)
-    end_s, spent_s, ties = math.inf, 0.0, 0 if first is not None else _TIES
+    end_s, spent_s, ties = math.inf, start.spent_s or 0.0, 0 if first is not None else _TIES
     while True:
-        least_s, tried = book.least_s, bool(book.num_run)
+        least_s, tried = book.least_s, start.spent_s is not None or bool(book.num_run)
         wanted = first or book.cheapest_of(plans, _PAYS * least_s)
         if wanted is None and tried and ties:
             ties, wanted = ties - 1, book.tie_in(plans)
@@ -101,11 +108,13 @@ def challenge_steps(
             return book.close(f"{limits.max_trials} trials were run")
         if tried and start.clock() > end_s:
             return book.close(f"{limits.max_seconds:g} s were over")
-        if tried and spent_s > _SHARE * (start.clock() - start.began_s):
-            return book.close("challengers had cost a tenth of the time since the run began")
+        cost_s = spent_s + book.loss_s(wanted) if tried else 0.0
+        if cost_s > _SHARE * (start.clock() - start.began_s):
+            found = book.close("challengers would have cost more than a tenth of the time since the run began")
+            return replace(found, spent_s=spent_s, resumes_s=cost_s / _SHARE)
         expected_s, first = start.expected_s if first is not None else 0.0, None
         limit_s = math.inf if expected_s else _RACE * least_s / space.quality.factor(wanted)
-        before_s = start.clock()
+        before_s, before = start.clock(), start.steps()
         predicted_s = book.predicted_s(wanted)
         trial = yield wanted, limit_s
         book.enter(trial, predicted_s)
@@ -113,8 +122,7 @@ def challenge_steps(
         if expected_s and (trial.status != "ok" or is_changed(trial.step_s, expected_s)):
             return book.close(CHANGED)
         if math.isfinite(least_s):
-            share = least_s / (trial.step_s * space.quality.factor(wanted)) if trial.steps_s else 0.0
-            spent_s += (start.clock() - before_s) * max(0.0, 1 - share)
+            spent_s += max(0.0, start.clock() - before_s - (start.steps() - before) * least_s)
         if math.isfinite(book.least_s):
             start.tell(book.close("it was interrupted"))
 
@@ -157,6 +165,12 @@ class _Book:
         kinds = {_kind(trial.genes) for trial in self._trials}
         rivals = [genes for genes in plans if _kind(genes) not in kinds]
         return None if best is None else self.cheapest_of(rivals, _TIE * self.cost_s(best.genes))
+
+    def loss_s(self, genes: Genome) -> float:
+        """Return what a trial is predicted to cost, less what is saved while it earns that."""
+        in_force, longer_s = self._trials[-1].genes, self.cost_s(genes) - self.least_s
+        means_s = self._leaving_s(in_force) + self._leaving_s(genes)
+        return means_s + (_TRIAL_STEPS if longer_s > 0 else _EARNING_STEPS) * longer_s
 
     def _leaving_s(self, genes: Genome) -> float:
         return self._start.leaving_s if genes.base.between_steps else 0.0

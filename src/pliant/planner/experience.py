@@ -102,6 +102,8 @@ class Experience:
     """Whether the search had come to its end."""
     refused: tuple[str, ...] = ()
     """Plans that failed, and why, a sentence each."""
+    knows_links: bool = True
+    """Whether all links were measured; else the topology is of a first look at hosts that are not even."""
 
     def __post_init__(self) -> None:
         if len({len(self.trials), len(self.predicted_s), len(self.ratios)}) > 1 or not self.trials:

@@ -19,8 +19,6 @@ __all__ = ["FeatureModel", "Predictor", "TransferPrior", "fit_coefficients", "tr
 
 Floats = NDArray[np.float64]
 
-_PRIOR_WEIGHT = 0.01
-"""Weight of every coefficient's initial value, in trials: trials that do not depend on it leave it unchanged."""
 _TRUSTED = 4.0
 """How many times a coefficient may be what it was given as."""
 _ROUNDS = 3
@@ -36,6 +34,11 @@ class FeatureModel(Protocol):
         """Seconds per unit of each quantity, (num_quantities,), as given or measured on the machine."""
         ...
 
+    @property
+    def trust(self) -> Floats:
+        """Weights of these coefficients, in trials, (num_quantities,)."""
+        ...
+
     def counts(self, plans: Sequence[SyncPlan], coefficients: Floats) -> Floats:
         """Return the quantities on each plan's critical path, (num_plans, num_quantities), per step.
 
@@ -44,22 +47,24 @@ class FeatureModel(Protocol):
         ...
 
 
-def fit_coefficients(counts: Floats, measured_s: Floats, prior: Floats) -> Floats:
+def fit_coefficients(counts: Floats, measured_s: Floats, prior: Floats, trust: Floats) -> Floats:
     """Return coefficients of at least 0 that explain measured step times, in relative error, near the prior.
 
     Non-negative least squares over coefficients as multiples z of the prior: the sum over runs of
-    (counts_i * prior z / measured_i - 1)^2, plus a small weight times (z - 1)^2 for each.
+    (counts_i * prior z / measured_i - 1)^2, plus a weight times (z - 1)^2 for each. Trials that do not depend on a
+    coefficient leave it unchanged.
 
     Args:
         counts: (num_runs, num_quantities).
         measured_s: (num_runs,), above 0.
         prior: (num_quantities,).
+        trust: Weights of the prior, in runs, (num_quantities,).
 
     """
     shares = counts * prior / measured_s[:, None]  # (num_runs, num_quantities)
-    weight = math.sqrt(_PRIOR_WEIGHT)
-    stacked = np.concatenate([shares, weight * np.eye(len(prior))])
-    wanted = np.concatenate([np.ones(len(measured_s)), np.full(len(prior), weight)])
+    weights = np.sqrt(trust)
+    stacked = np.concatenate([shares, np.diag(weights)])
+    wanted = np.concatenate([np.ones(len(measured_s)), weights])
     return nnls(stacked, wanted)[0] * prior
 
 
@@ -186,7 +191,7 @@ def _fit_cells(cells: Cells, prior: Floats, start: Floats) -> Floats:
     coefficients = start
     for _ in range(_ROUNDS):
         counts = np.concatenate([physics.counts(each, coefficients) for physics, each in plans])
-        coefficients = fit_coefficients(counts, measured_s, prior)
+        coefficients = fit_coefficients(counts, measured_s, prior, cells[0][0].trust)
     return coefficients
 
 

@@ -1,5 +1,6 @@
 """Choose by at most so many trials: predict many plans, run few, learn, and again."""
 
+import math
 import random
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -80,6 +81,10 @@ class SearchResult:
     """Why it ended."""
     predicted_s: tuple[float, ...] = ()
     """Step times that were predicted before each trial; empty where they were not kept."""
+    spent_s: float = 0.0
+    """Time that trials have cost, beyond that of their steps under the best plan."""
+    resumes_s: float = math.inf
+    """Time since the run began from which on the next trial is affordable; inf if none is wanted."""
 
 
 def search(

@@ -14,6 +14,9 @@ __all__ = ["CostFeatures"]
 
 _MEANS = 2
 """Of weights, and of one state of the optimizer."""
+_SURE, _UNSURE = 3.0, 0.03
+"""Trust in seconds that follow from what was measured of computing and links; and in costs of messages, of buckets and
+of codecs, which are measured on cores that are busy."""
 
 
 class CostFeatures:
@@ -34,6 +37,8 @@ class CostFeatures:
         self._overheads = overheads or overheads_of(topology)
         self.coefficients = self._overheads.coefficients()
         """Seconds per unit of each of `KEYS`, (num_keys,)."""
+        self.trust = np.array([_SURE if key in ("compute_s", "wire_s", "latency_s") else _UNSURE for key in KEYS])
+        """Trust in each of them, in trials, (num_keys,)."""
 
     def counts(self, plans: Sequence[SyncPlan], coefficients: Floats) -> Floats:
         """Return the quantities on each plan's critical path of a step, (num_plans, num_keys), with these coefficients.

@@ -1,0 +1,154 @@
+"""First look at the links: the messages that training has sent itself, and one stream from each host."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from pliant.comm import Comm, broadcast_text, duplicate
+from pliant.netmodel import Overheads
+from pliant.network.cores import count_cpus
+from pliant.network.inference import Matrix, round_robin_pairs, topology_from
+from pliant.network.probing import provenance_of
+from pliant.network.rank_facts import starts_slowly
+from pliant.network.rank_places import ranks_of_hosts
+from pliant.network.streams import gather_numbers, half_trips_s, measure_throughput
+from pliant.spec import Topology, from_json, to_json
+from pliant.spec.units import format_bytes
+
+__all__ = ["LinkView", "look_at_links", "own_rate"]
+
+_LEAST_BYTES = 1_000_000
+"""What a rank must have sent in the steps that are looked at: less is mostly latency."""
+_STREAM_S, _TRIPS_S = 0.3, 0.02
+_LEAST_TRIPS = 12
+"""Round trips of a stream: one that is shorter is all slow start."""
+_ALL_SEEN = 3
+"""Hosts among which streams both ways round a ring are all that there can be."""
+_EVEN = 1.25
+"""Ratio of the fastest stream to the slowest, and of a stream to the messages, up to which rates are one rate."""
+_LATENCY_SHARE = 0.1
+
+
+def own_rate(comm: Comm, sent_bytes: float, busy_s: float) -> float:
+    """Return the rate at which a ring of all ranks has carried messages, headers included, in bytes per s. Collective.
+
+    In a ring all ranks send as much, and the slowest link decides. The rank that waited least for others counts.
+
+    Args:
+        comm: Ranks.
+        sent_bytes: Payload that this rank sent.
+        busy_s: Time for which its communication thread was busy with it.
+
+    Returns:
+        The same on all ranks; 0 if a rank sent less than 1 MB.
+
+    """
+    enough = sent_bytes >= _LEAST_BYTES and busy_s > 0
+    worst = torch.tensor([sent_bytes / busy_s if enough else 0.0, 0.0 if enough else 1.0], dtype=torch.float64)
+    comm.all_reduce(worst, "max").wait()
+    rate, lacking = worst.tolist()
+    return 0.0 if lacking else rate * Overheads().wire_factor
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkView:
+    """Hosts and links after a first look."""
+
+    topology: Topology
+    is_complete: bool
+    """Whether hosts are even, so that a probe of all pairs would tell little more."""
+
+
+def look_at_links(
+    comm: Comm,
+    rate: float,
+    busy_s: float,
+    message_s: float,
+    connections: int,
+    hosts: Sequence[Sequence[int]] | None = None,
+) -> LinkView | None:
+    """Return the hosts, with rates from the messages of training, or from streams. Collective.
+
+    Each two hosts exchange a few round trips, and each host sends a stream to the one before it, all at once, as Gloo's
+    ring does. Where streams differ by at most a quarter, hosts are even, and have one rate: that of training's messages
+    where these have filled the links, or else that of the slowest stream. They have not where a stream is faster by
+    more than a quarter, and where latency was more than a tenth of a message's time. Where hosts are not even, each
+    sends a stream to the next one, too. Then hosts have the rates of their own best streams, and pairs whose stream was
+    slower get a link. Pairs without a stream have the rates of their hosts.
+
+    Args:
+        comm: Ranks, over Gloo.
+        rate: From `own_rate`, in bytes per s.
+        busy_s: Time that one message of this rank took in training, in s.
+        message_s: Cost of a small message, in s.
+        connections: Connections between each two ranks.
+        hosts: Ranks of each host; those of each machine if None.
+
+    Returns:
+        The same on all ranks; None where all are on one host.
+
+    """
+    names, places = ranks_of_hosts(comm, hosts)
+    if len(places) == 1:
+        return None
+    counts = [len(ranks) for ranks in places]
+    leaders = comm if max(counts) == 1 else comm.split([[ranks[0] for ranks in places]], max(1, connections))
+    text = ""
+    if leaders is not None:
+        try:
+            found, is_complete = _look(leaders, names, counts, rate, busy_s, message_s, connections)
+            text = json.dumps([to_json(found), is_complete])
+        finally:
+            if leaders is not comm:
+                leaders.close()
+    told, is_complete = json.loads(broadcast_text(text, comm))
+    topology = replace(from_json(Topology, told), num_cpus=count_cpus(comm), restarts_slowly=starts_slowly(comm))
+    return LinkView(topology=topology, is_complete=is_complete)
+
+
+def _look(
+    comm: Comm,
+    names: Sequence[str],
+    num_ranks: Sequence[int],
+    rate: float,
+    busy_s: float,
+    message_s: float,
+    connections: int,
+) -> tuple[Topology, bool]:
+    """Return the topology, and whether hosts are even: the same on all ranks of a comm of one rank a host."""
+    size, rank = comm.size, comm.rank
+    latencies_s = half_trips_s(comm, round_robin_pairs(size), _TRIPS_S, message_s)
+    longest_s = float(np.nanmax(latencies_s))
+    stream_s = max(_STREAM_S, _LEAST_TRIPS * 2 * longest_s)
+    answers = comm if size > 2 else duplicate(comm, max(1, connections))  # two ask each other
+
+    def streams(shift: int) -> Matrix:
+        """Return what each host received, (hosts,), from the one that comes so many after it."""
+        source = (rank + shift) % size
+        came = measure_throughput(comm, answers, [(rank - shift) % size], [source], stream_s)[source]
+        return gather_numbers(comm, torch.tensor([came * Overheads().wire_factor], dtype=torch.float64))[:, 0]
+
+    at, rates = np.arange(size), np.zeros((2, size, size))  # (rounds, hosts, hosts)
+    try:
+        found = streams(1)
+        is_even = float(found.max()) <= _EVEN * float(found.min())
+        rates[0, (at + 1) % size, at] = found
+        if not is_even and size > 2:
+            rates[1, at - 1, at] = streams(-1)
+    finally:
+        if answers is not comm:
+            answers.close()
+    shortest_s = float(gather_numbers(comm, torch.tensor([busy_s], dtype=torch.float64)).min())
+    is_full = is_even and float(found.max()) <= _EVEN * rate and longest_s <= _LATENCY_SHARE * shortest_s
+    if is_even:
+        rates[:] = np.where(np.eye(size, dtype=bool), 0.0, rate if is_full else float(found.min()))
+    slowest = format_bytes(float(rates[rates > 0].min()))
+    num_streams = size * (1 if is_even or size == 2 else 2)
+    source = "in the messages of training" if is_full else "at least"
+    what = f"{slowest}/s {source}, {num_streams} streams of {stream_s:.2g} s"
+    provenance = provenance_of("pliant auto over gloo", f"{sum(num_ranks)} ranks on {size} hosts", what)
+    topology = topology_from(names, num_ranks, rates, rates.max(0), latencies_s, provenance)
+    return replace(topology, connections=max(1, connections)), is_even or size <= _ALL_SEEN

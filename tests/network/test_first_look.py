@@ -1,0 +1,138 @@
+"""A first look: even links have one rate, by what fills them; hosts that are not even have rates of their own."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+import pliant
+from pliant.netmodel import Overheads
+from pliant.network import emulate_cluster, first_look
+from pliant.network.first_look import look_at_links, own_rate
+from pliant.spec.matrices import topology_of_matrices
+
+WIRE = Overheads().wire_factor
+RATE = 12.5e6
+
+
+def seen(monkeypatch, streams, *, rate=RATE, busy_s=0.1, half_trip_s=1e-4, places=None):
+    """Return what ranks make of messages at a rate, and of streams of hosts, in bytes per s; and their lengths."""
+    places, asked = [[k] for k in range(len(streams))] if places is None else places, []
+    names = list("abcd"[: len(places)])
+    monkeypatch.setattr(first_look, "ranks_of_hosts", lambda comm, hosts: (names, places))
+    monkeypatch.setattr(first_look, "half_trips_s", lambda comm, *_: np.full((comm.size,) * 2, half_trip_s))
+
+    def measure(asks, answers, to, came, duration_s):
+        asked.append(duration_s)
+        return {came[0]: streams[came[0]] / WIRE}
+
+    monkeypatch.setattr(first_look, "measure_throughput", measure)
+    found = pliant.run_world(len(streams), lambda place: look_at_links(place.comm, rate, busy_s, 1e-4, 1))
+    assert found[0] is None or len({each.topology for each in found}) == 1
+    return found[0], set(asked)
+
+
+def rates_of(view):
+    return [(host.send_bytes_per_s, host.receive_bytes_per_s) for host in view.topology.hosts]
+
+
+def test_even_links_that_are_full_have_the_rate_of_the_messages(monkeypatch):
+    view, _ = seen(monkeypatch, [RATE, 1.1 * RATE, 0.95 * RATE])
+    assert view.is_complete
+    assert [host.name for host in view.topology.hosts] == ["a", "b", "c"]
+    assert rates_of(view) == [pytest.approx((RATE, RATE))] * 3
+    assert "12.5MB/s in the messages of training" in view.topology.provenance
+
+
+@pytest.mark.parametrize(
+    ("streams", "more", "rate"),
+    [
+        ([2 * RATE] * 3, {}, 2 * RATE),  # not filled by what training sends
+        ([RATE, 1.1 * RATE, RATE], {"half_trip_s": 0.05}, RATE),  # mostly latency
+        ([RATE] * 3, {"rate": 0.0}, RATE),  # too small to tell
+    ],
+)
+def test_even_links_that_are_not_full_have_the_rate_of_the_slowest_stream(monkeypatch, streams, more, rate):
+    view, _ = seen(monkeypatch, streams, **more)
+    assert view.is_complete
+    assert rates_of(view) == [pytest.approx((rate, rate))] * 3
+    assert "at least" in view.topology.provenance
+
+
+@pytest.mark.parametrize("num", [3, 4])
+def test_hosts_that_are_not_even_have_rates_of_their_own_and_of_four_there_is_more_to_see(monkeypatch, num):
+    view, _ = seen(monkeypatch, [4 * RATE, 2 * RATE, RATE, 3 * RATE][:num])
+    assert view.is_complete == (num == 3)
+    sent, received = zip(*rates_of(view), strict=True)
+    assert sent == pytest.approx([4 * RATE, 2 * RATE, RATE, 3 * RATE][:num])
+    assert received == pytest.approx(
+        {3: [2 * RATE, 4 * RATE, 4 * RATE], 4: [3 * RATE, 4 * RATE, 3 * RATE, 4 * RATE]}[num]
+    )
+
+
+def test_streams_are_longer_on_a_long_way(monkeypatch):
+    assert seen(monkeypatch, [RATE] * 3)[1] == {0.3}
+    assert seen(monkeypatch, [RATE] * 3, half_trip_s=0.05)[1] == {12 * 2 * 0.05}
+
+
+@pytest.mark.netns
+def test_the_links_of_emulated_hosts_are_seen_as_they_are(tmp_path):
+    """Pairs with rates of their own, in the direction of each stream; one of 0.3 s may be wrong by a half."""
+    rates = [[0, 40, 10], [20, 0, 40], [40, 20, 0]]
+    topology = topology_of_matrices(
+        [[rate * 1e6 / 8 for rate in row] for row in rates], round_trip_s=4e-3 * (1 - np.eye(3))
+    )
+    script = tmp_path / "look.py"
+    script.write_text(LOOK)
+    said = []
+    with emulate_cluster(topology) as hosts:
+        results = hosts.run([sys.executable, str(script)], on_line=lambda rank, line: said.append(line))
+    assert [result.exit_code for result in results] == [0] * 3, said
+    (found,) = (json.loads(line) for line in said if line.startswith("[["))
+    ratios = [
+        one / rate
+        for ours, given in zip(found, rates, strict=True)
+        for one, rate in zip(ours, given, strict=True)
+        if rate
+    ]
+    assert min(ratios) > 0.4
+    assert max(ratios) < 2.2
+
+
+LOOK = """
+import json
+import torch.distributed as dist
+from pliant.comm import new_comm
+from pliant.network.first_look import look_at_links
+
+dist.init_process_group("gloo")
+comm = new_comm(dist.group.WORLD, 30.0)
+view = look_at_links(comm, 0.0, 0.0, 1e-4, 1)
+assert view.is_complete
+if comm.rank == 0:
+    hosts = view.topology.hosts
+    links = {(link.source, link.target): link.bytes_per_s for link in view.topology.links}
+    rate = lambda a, b: links.get((a.name, b.name), min(a.send_bytes_per_s, b.receive_bytes_per_s))
+    print(json.dumps([[8e-6 * rate(a, b) for b in hosts] for a in hosts]))
+comm.close()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_hosts_of_several_ranks_are_looked_at_by_one_of_each(monkeypatch):
+    view, _ = seen(monkeypatch, [RATE] * 3, places=[[0, 1], [2]])
+    assert [host.num_ranks for host in view.topology.hosts] == [2, 1]
+
+
+def test_there_is_nothing_to_see_on_one_host(monkeypatch):
+    assert seen(monkeypatch, [RATE] * 3, places=[[0, 1, 2]]) == (None, set())
+
+
+def test_the_rank_that_waited_least_tells_the_rate_and_few_bytes_tell_none():
+    busy_s = (0.9, 0.8, 1.0)
+    rates = pliant.run_world(3, lambda place: own_rate(place.comm, 8e6, busy_s[place.rank]))
+    assert rates == pytest.approx([WIRE * 1e7] * 3)
+    sent = (8e6, 9e5, 8e6)
+    assert pliant.run_world(3, lambda place: own_rate(place.comm, sent[place.rank], 1.0)) == [0.0] * 3
