@@ -36,6 +36,8 @@ from pliant.simulator import simulate
 from pliant.spec import Topology, to_json
 
 MBIT = 1e6 / 8
+BURST = 32_000
+"""Bytes that a link passes at once after a pause. Messages of these small models are hardly longer than the default."""
 QUALITY, FIRST_STEPS, ROUNDS = 1.5, 200, 3
 WANTED_REGRET, WANTED_SEARCH, WANTED_ERROR = (0.05, 0.15), 0.1, (0.1, 0.25)
 """Median and worst; share of the first steps; median and 90th percentile."""
@@ -77,7 +79,7 @@ def measure(lines: Lines, cell: str) -> None:
     topology, model = CELLS[cell]
     plans = {arm: json.loads(to_json(GENOMES[arm].plan(arm))) for arm in ARMS}
     said: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder, emulate_cluster(topology) as hosts:
+    with tempfile.TemporaryDirectory() as folder, emulate_cluster(topology, burst=BURST) as hosts:
         job, experience = (Path(folder) / name for name in ("job.json", "experience.json"))
         about = {
             "model": model,
@@ -94,7 +96,7 @@ def measure(lines: Lines, cell: str) -> None:
     for line in said:
         if line["kind"] == "auto":
             line |= {"tried": _tried(found), "predicted_s": _predicted(found)}
-            line |= {"ratio": Quality(budget=100.0).ratio(found.kept)}
+            line |= {"ratio": Quality(budget=100.0).ratio(found.kept), "summary": found.kept.summary}
         lines.add({"cell": cell, **line, **place()})
 
 
@@ -122,7 +124,7 @@ def figures(lines: Lines, cell: str) -> dict[str, Any]:
     return {
         "cell": cell,
         "best": best,
-        "plan": " ".join(auto["plan"].split()[2:]),
+        "plan": auto["summary"],
         "regret": step_s[KEPT] * auto["ratio"] / (step_s[best] * ratios[best]) - 1,
         "search": 1 - FIRST_STEPS * min(step_s[KEPT], step_s["ddp"]) / auto["first_s"],
         "over_ddp": auto["first_s"] / (FIRST_STEPS * step_s["ddp-bf16"]),

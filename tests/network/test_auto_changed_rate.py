@@ -21,7 +21,6 @@ from pathlib import Path
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 import pliant
-from pliant.autotune import measurements
 from waiting import until
 
 dist.init_process_group("gloo")
@@ -31,15 +30,9 @@ layers = torch.nn.Linear(300, 300), torch.nn.ReLU(), torch.nn.Linear(300, 300)
 model = DistributedDataParallel(torch.nn.Sequential(*layers))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
 generator = torch.Generator().manual_seed(dist.get_rank())
-losses, rates = [], []
-measured = measurements.probe
-
-def probe(comm, **settings):
-    found = measured(comm, **settings)
-    rates.append(min(host.send_bytes_per_s for host in found.hosts))
-    return found
-
-measurements.probe = probe
+losses = []
+def rate():
+    return min(host.send_bytes_per_s for host in run.tuner._measured.topology.hosts)
 
 def step():
     optimizer.zero_grad()
@@ -58,7 +51,7 @@ with pliant.relax(model, optimizer, pliant.Auto(quality=1.0, max_trials=2, max_s
         step()
     for _ in range(20):
         step()
-    before = run.tuner.explanation
+    before, rates = run.tuner.explanation, [rate()]
     say(change=True)
     if dist.get_rank() == 0:
         until(Path(sys.argv[1]).exists)
@@ -68,7 +61,7 @@ with pliant.relax(model, optimizer, pliant.Auto(quality=1.0, max_trials=2, max_s
         step()
         num_steps += 1
     ends = [statistics.mean(losses[:10]), statistics.mean(losses[-10:])]
-    say(chosen_again=run.tuner.explanation != before, rates=rates, losses=ends)
+    say(chosen_again=run.tuner.explanation != before, rates=[*rates, rate()], losses=ends)
 """
 
 

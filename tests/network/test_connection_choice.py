@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import pliant
-from pliant.comm import duplicate
 from pliant.comm.striping import Striping
 from pliant.comm.wrapped import WrappedComm
 from pliant.netmodel.slow_start import halvings
@@ -156,14 +155,13 @@ def test_streams_go_over_all_connections():
             self.sent = []
 
         def exchange(self, sends, receives, *, turn=0, tag=0, patience_s=None):
-            self.sent += [(turn, x.nbytes) for _, x in sends]
+            self.sent += [(turn, x.nbytes) for _, x in sends if x.dtype == torch.uint8]
             return super().exchange(sends, receives, turn=turn, tag=tag, patience_s=patience_s)
 
     def body(place):
-        answers = Noted(duplicate(place.comm))
-        measure_throughput(place.comm, answers, [1 - place.rank], [1 - place.rank], 0.2)
-        answers.close()
-        return answers.sent
+        noted = Noted(place.comm)
+        measure_throughput(noted, [1 - place.rank], [1 - place.rank], 0.2)
+        return noted.sent
 
     striping = Striping(2, 16)
     for sent in pliant.run_world(2, body):

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from pliant.comm import Comm, broadcast_text, duplicate
+from pliant.comm import Comm, broadcast_text
 from pliant.netmodel import Overheads
 from pliant.network.cores import count_cpus
-from pliant.network.inference import Matrix, round_robin_pairs, topology_from
+from pliant.network.inference import Matrix, have_own_paths, round_robin_pairs, topology_from
 from pliant.network.probing import provenance_of
 from pliant.network.rank_facts import starts_slowly
 from pliant.network.rank_places import ranks_of_hosts
@@ -25,8 +25,8 @@ _LEAST_BYTES = 1_000_000
 _STREAM_S, _TRIPS_S = 0.3, 0.02
 _LEAST_TRIPS = 12
 """Round trips of a stream: one that is shorter is all slow start."""
-_ALL_SEEN = 3
-"""Hosts among which streams both ways round a ring are all that there can be."""
+_MOST_SHIFTS = 5
+"""Rounds of streams where hosts are not even: up to six hosts all pairs are seen."""
 _EVEN = 1.25
 """Ratio of the fastest stream to the slowest, and of a stream to the messages, up to which rates are one rate."""
 _LATENCY_SHARE = 0.1
@@ -76,8 +76,9 @@ def look_at_links(
     ring does. Where streams differ by at most a quarter, hosts are even, and have one rate: that of training's messages
     where these have filled the links, or else that of the slowest stream. They have not where a stream is faster by
     more than a quarter, and where latency was more than a tenth of a message's time. Where hosts are not even, each
-    sends a stream to the next one, too. Then hosts have the rates of their own best streams, and pairs whose stream was
-    slower get a link. Pairs without a stream have the rates of their hosts.
+    sends to others in turn, in up to five rounds: up to six hosts these are all pairs. Then hosts have the rates of
+    their own best streams, and slower pairs a link; where a quarter of the pairs are slower, each has a path of its
+    own, and hosts carry as much as all their pairs together. Pairs without a stream have the rates of their hosts.
 
     Args:
         comm: Ranks, over Gloo.
@@ -123,32 +124,29 @@ def _look(
     latencies_s = half_trips_s(comm, round_robin_pairs(size), _TRIPS_S, message_s)
     longest_s = float(np.nanmax(latencies_s))
     stream_s = max(_STREAM_S, _LEAST_TRIPS * 2 * longest_s)
-    answers = comm if size > 2 else duplicate(comm, max(1, connections))  # two ask each other
 
     def streams(shift: int) -> Matrix:
-        """Return what each host received, (hosts,), from the one that comes so many after it."""
+        """Return the rates from each host to the one so many before it, (hosts, hosts), all at once."""
         source = (rank + shift) % size
-        came = measure_throughput(comm, answers, [(rank - shift) % size], [source], stream_s)[source]
-        return gather_numbers(comm, torch.tensor([came * Overheads().wire_factor], dtype=torch.float64))[:, 0]
+        came = measure_throughput(comm, [(rank - shift) % size], [source], stream_s)
+        mine = torch.zeros(size, dtype=torch.float64)
+        mine[source] = came[source] * Overheads().wire_factor
+        return gather_numbers(comm, mine).T
 
-    at, rates = np.arange(size), np.zeros((2, size, size))  # (rounds, hosts, hosts)
-    try:
-        found = streams(1)
-        is_even = float(found.max()) <= _EVEN * float(found.min())
-        rates[0, (at + 1) % size, at] = found
-        if not is_even and size > 2:
-            rates[1, at - 1, at] = streams(-1)
-    finally:
-        if answers is not comm:
-            answers.close()
+    alone, shifts = streams(1), [1]
+    seen = alone[alone > 0]
     shortest_s = float(gather_numbers(comm, torch.tensor([busy_s], dtype=torch.float64)).min())
-    is_full = is_even and float(found.max()) <= _EVEN * rate and longest_s <= _LATENCY_SHARE * shortest_s
+    is_even = float(seen.max()) <= _EVEN * float(seen.min())
+    is_full = is_even and float(seen.max()) <= _EVEN * rate and longest_s <= _LATENCY_SHARE * shortest_s
     if is_even:
-        rates[:] = np.where(np.eye(size, dtype=bool), 0.0, rate if is_full else float(found.min()))
-    slowest = format_bytes(float(rates[rates > 0].min()))
-    num_streams = size * (1 if is_even or size == 2 else 2)
-    source = "in the messages of training" if is_full else "at least"
-    what = f"{slowest}/s {source}, {num_streams} streams of {stream_s:.2g} s"
+        alone = np.where(np.eye(size, dtype=bool), 0.0, rate if is_full else float(seen.min()))
+    else:
+        shifts = np.unique(np.linspace(1, size - 1, min(size - 1, _MOST_SHIFTS)).round().astype(int)).tolist()
+        alone = np.max([alone, *(streams(shift) for shift in shifts[1:])], axis=0)
+    slowest = format_bytes(float(alone[alone > 0].min()))
+    told = "in the messages of training" if is_full else "at least"
+    what = f"{slowest}/s {told}, {len(shifts)} times {size} streams of {stream_s:.2g} s"
     provenance = provenance_of("pliant auto over gloo", f"{sum(num_ranks)} ranks on {size} hosts", what)
-    topology = topology_from(names, num_ranks, rates, rates.max(0), latencies_s, provenance)
-    return replace(topology, connections=max(1, connections)), is_even or size <= _ALL_SEEN
+    crowd = alone if have_own_paths(alone[None], alone) else None
+    topology = topology_from(names, num_ranks, alone[None], alone, latencies_s, provenance, crowd)
+    return replace(topology, connections=max(1, connections)), is_even or len(shifts) == size - 1

@@ -10,6 +10,7 @@ from pliant.spec import Host, Link, Topology
 __all__ = [
     "NOISE",
     "Pair",
+    "have_own_paths",
     "host_delays",
     "host_rates",
     "outlier_streams",
@@ -93,6 +94,17 @@ def slow_pairs(rounds: Matrix, pairs: Matrix, crowd: Matrix | None = None) -> li
     could = np.minimum(send[:, None], receive[None, :])
     slow = (pairs > 0) & (pairs < (1 - NOISE) * could)
     return [(int(i), int(j)) for i, j in np.argwhere(slow)]
+
+
+def have_own_paths(rounds: Matrix, pairs: Matrix) -> bool:
+    """Say whether a quarter of the pairs are below what their hosts can do, as where each has a path of its own.
+
+    Args:
+        rounds: As in `host_rates`.
+        pairs: As in `slow_pairs`.
+
+    """
+    return len(pairs) > 2 and len(slow_pairs(rounds, pairs)) > int(np.count_nonzero(pairs)) / 4
 
 
 def outlier_streams(rounds: Matrix) -> list[tuple[int, int, int]]:

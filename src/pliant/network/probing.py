@@ -18,6 +18,7 @@ from pliant.network.cores import count_cpus
 from pliant.network.inference import (
     Matrix,
     Pair,
+    have_own_paths,
     outlier_streams,
     round_robin_pairs,
     slow_pairs,
@@ -114,7 +115,7 @@ class _Probe:
         chosen = all_rounds[:: -(-len(all_rounds) // affordable)] if size > 2 else all_rounds * _MEETINGS_OF_TWO
         latencies_s = half_trips_s(self._comm, chosen, _LATENCY_SHARE * self._budget_s / (len(chosen) + 1))
         choice = self._choose_connections(names, latencies_s)
-        answers = self._answers = duplicate(self._comm, choice.connections)
+        streams = self._streams = duplicate(self._comm, choice.connections)
         # A stream of a round trip's length is all slow start.
         self._least_s = max(_LEAST_STREAM_S, _LEAST_TRIPS * 2 * float(np.nanmax(latencies_s)))
         num_rounds = len(chosen) + len(shifts)
@@ -136,7 +137,7 @@ class _Probe:
                 if (min(i, j), max(i, j)) in looked_at:  # seen twice, and fast once only
                     rounds[turn, i, j] = 0.0
             alone = rounds[: len(again) + len(chosen)].max(0)
-        one_way, crowd = self._look_closer(chosen) if self._differ(rounds, alone) else ([], None)
+        one_way, crowd = self._look_closer(chosen) if have_own_paths(rounds, alone) else ([], None)
         if one_way:
             alone = np.maximum(alone, one := self._rates(one_way).max(0))
             rounds = np.concatenate([one[None], rounds])
@@ -145,14 +146,10 @@ class _Probe:
             f"{len(chosen)} of {most} rounds of pairs, {len(shifts)} of all in a ring, {len(again)} second "
             f"looks, {len(one_way)} rounds one way, at most {format_bytes(MAX_STREAM_BYTES)} at a time"
         )
-        answers.close()
+        streams.close()
         provenance = self._provenance(f"{what}; {choice.why}", sum(num_ranks))
         found = topology_from(names, num_ranks, rounds, alone, latencies_s, provenance, crowd)
         return replace(found, connections=choice.connections)
-
-    def _differ(self, rounds: Matrix, alone: Matrix) -> bool:
-        """Say whether a quarter of the pairs are below what their hosts can do, as where each has its own path."""
-        return self._comm.size > 2 and len(slow_pairs(rounds, alone)) > int(np.count_nonzero(alone)) / 4
 
     def _look_closer(self, chosen: Sequence[Sequence[Pair]]) -> tuple[list[dict[int, float]], Matrix]:
         """Return streams of each pair one way after the other, and what all carry when all send to all.
@@ -191,7 +188,7 @@ class _Probe:
         duration_s = (self._budget_s - elapsed_s) / num_left - late_s
         duration_s = min(max(duration_s, self._least_s), max(self._least_s, _LONGEST_STREAM_S))
         start_s = time.perf_counter()
-        rates = measure_throughput(self._comm, self._answers, targets, sources, duration_s)
+        rates = measure_throughput(self._streams, targets, sources, duration_s)
         self._late_s = max(0.0, time.perf_counter() - start_s - duration_s)
         return rates
 

@@ -6,11 +6,11 @@ import time
 import torch
 
 from pliant.comm import Comm
-from pliant.network.streams import swaps_within
 
 __all__ = ["socket_cpu_s"]
 
 _SMALL_BYTES, _FIRST_BYTES, _MOST_BYTES = 8, 1 << 16, 1 << 22
+_LEAST_SWAPS, _SWAPS = 4, 16
 
 
 def socket_cpu_s(comm: Comm, limit_s: float, turns: int = 3) -> tuple[float, float]:
@@ -31,7 +31,7 @@ def socket_cpu_s(comm: Comm, limit_s: float, turns: int = 3) -> tuple[float, flo
     comm.all_reduce(longest, "max").wait()
     within = _FIRST_BYTES * limit_s / (2 * turns * max(float(longest), 1e-6))
     large = int(min(max(within, _FIRST_BYTES), _MOST_BYTES))
-    swaps = swaps_within(limit_s / turns, float(longest))
+    swaps = min(max(int(limit_s / (turns * float(longest))), _LEAST_SWAPS), _SWAPS)
     small_s = statistics.median(_cpu_s(comm, _SMALL_BYTES, swaps) for _ in range(turns))
     large_s = statistics.median(_cpu_s(comm, large, 2) for _ in range(turns))
     return small_s / 2, max(0.0, large_s - small_s) / (2 * (large - _SMALL_BYTES))

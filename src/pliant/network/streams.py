@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -25,7 +26,6 @@ __all__ = [
     "message_s",
     "round_trip_s",
     "steady_throughput",
-    "swaps_within",
     "waited_message_s",
 ]
 
@@ -44,8 +44,7 @@ _SETTLING = 0.4
 _AT_ONCE = 0.25
 """Share of the mean time between chunks: a chunk that follows sooner had arrived before, and waited to be read."""
 _FEW = 3
-_SWAPS = (4, 16)
-"""Fewest and most swaps of small messages that are timed together."""
+_SWAPS, _FAR_S = 16, 2e-3
 _TRIPS = (3, 20)
 _MORE, _LAST = 0, 1
 
@@ -133,8 +132,8 @@ def waited_message_s(comm: Comm, limit_s: float, turns: int = 3) -> float:
 
     Ranks 2k and 2k + 1 swap 8 bytes, all pairs at once: a delay and two messages. The delay is half of the shortest
     round trip of the same pair, less the cost of one of many messages: so the probe has it. It is never below that
-    cost. The median of `turns` of 4 to 16 rounds, as many as some limit_s has; a last rank without a peer has the cost
-    of one of many.
+    cost. The median of `turns` of 16 rounds. A last rank without a peer has the cost of one of many; so have all ranks
+    where a round trip takes more than 2 ms, since what is added to it cannot be told from its own changes.
     """
     least_s, peer = message_s(comm, turns), comm.rank ^ 1
     ours, theirs = torch.zeros(2, dtype=torch.float64)[:, None]
@@ -144,20 +143,17 @@ def waited_message_s(comm: Comm, limit_s: float, turns: int = 3) -> float:
         ours.fill_(trip_s)
     longest = torch.tensor([trip_s], dtype=torch.float64)
     comm.all_reduce(longest, "max").wait()
-    swaps, spent_s = swaps_within(limit_s / turns, float(longest) / 2), list[float]()
+    if float(longest) > _FAR_S:
+        return least_s
+    spent_s: list[float] = []
     for _ in range(turns):
         comm.barrier()
         start_s = time.perf_counter()
-        for _ in range(0 if alone else swaps):
+        for _ in range(0 if alone else _SWAPS):
             comm.exchange([(peer, ours)], [(peer, theirs)]).wait()
-        spent_s.append((time.perf_counter() - start_s) / swaps)
+        spent_s.append((time.perf_counter() - start_s) / _SWAPS)
     delay_s = max(float(ours), float(theirs)) / 2 - least_s
     return least_s if alone else max(least_s, (statistics.median(spent_s) - delay_s) / 2)
-
-
-def swaps_within(limit_s: float, each_s: float) -> int:
-    """Return how many swaps of small messages, 4 to 16, go into some limit_s if each takes so long."""
-    return min(max(int(limit_s / max(each_s, 1e-9)), _SWAPS[0]), _SWAPS[1])
 
 
 def loopback_bytes_per_s(comm: Comm, places: Sequence[Sequence[int]], num_bytes: int) -> float:
@@ -185,21 +181,24 @@ def loopback_bytes_per_s(comm: Comm, places: Sequence[Sequence[int]], num_bytes:
 
 
 def measure_throughput(
-    asks: Comm, answers: Comm, targets: Sequence[int], sources: Sequence[int], duration_s: float
+    comm: Comm, targets: Sequence[int], sources: Sequence[int], duration_s: float
 ) -> dict[int, float]:
     """Send to all targets and receive from all sources at once; return the bytes per second that came from each.
+
+    All ranks call it, also those without a stream.
 
     Each source is asked for 64 KB and then, as long as there is time, for four times as much. It is never more than 64
     MB, nor more than fits into the rest of duration_s at the rate so far. An answer that counts came in 0.1 s or more,
     or was as large as it may be; so a stream may take some 0.1 s longer, and longer yet where the rate was not what it
     seemed.
 
-    Questions and answers need comms of their own over the same ranks where two ranks send to each other. A thread for
-    each stream: a slow one holds up no other.
+    A thread for each stream: a slow one holds up no other. Questions and answers have tags of their own, since two
+    ranks may send to each other.
     """
+    ways = _Ways(comm, questions=comm.new_tag(), answers=comm.new_tag())
     with ThreadPoolExecutor(max(1, len(targets) + len(sources)), thread_name_prefix="pliant-probe") as pool:
-        sending = [pool.submit(_serve, asks, answers, peer) for peer in targets]
-        receiving = {peer: pool.submit(_fetch, asks, answers, peer, duration_s) for peer in sources}
+        sending = [pool.submit(_serve, ways, peer) for peer in targets]
+        receiving = {peer: pool.submit(_fetch, ways, peer, duration_s) for peer in sources}
         rates = {peer: rate.result() for peer, rate in receiving.items()}
         for sent in sending:
             sent.result()
@@ -228,45 +227,55 @@ def steady_throughput(arrivals: Sequence[tuple[float, int]]) -> float:
     return statistics.median(slopes) if slopes else (settled[-1][1] - settled[0][1]) / far_s
 
 
-def _serve(asks: Comm, answers: Comm, peer: int) -> None:
+@dataclass(frozen=True)
+class _Ways:
+    """Comm of streams, with the tags of what is asked and of what is answered."""
+
+    comm: Comm
+    questions: int
+    answers: int
+
+    @property
+    def num_chunks(self) -> int:
+        return max(_CHUNKS, _OF_EACH * self.comm.connections)
+
+
+def _serve(ways: _Ways, peer: int) -> None:
     """Send what the peer asks for, until it asks for nothing."""
     question = torch.zeros(1, dtype=torch.int64)  # bytes in a chunk
     while True:
-        asks.exchange([], [(peer, question)]).wait()
+        ways.comm.exchange([], [(peer, question)], tag=ways.questions).wait()
         if not int(question):
             return
         chunk = torch.zeros(int(question), dtype=torch.uint8)
-        for sent in [answers.exchange([(peer, chunk)], [], turn=k) for k in range(_num_chunks(answers))]:
+        turns = range(ways.num_chunks)  # over all connections
+        for sent in [ways.comm.exchange([(peer, chunk)], [], turn=k, tag=ways.answers) for k in turns]:
             sent.wait()
 
 
-def _fetch(asks: Comm, answers: Comm, peer: int, duration_s: float) -> float:
+def _fetch(ways: _Ways, peer: int, duration_s: float) -> float:
     """Ask the peer for more and more; return the rate of the last answer."""
     start_s = time.perf_counter()
-    num = _num_chunks(answers)
+    num = ways.num_chunks
     size, largest, rate = _FIRST_BYTES // num, MAX_STREAM_BYTES // num, 0.0
     while size:
         asked_s = time.perf_counter()
-        arrivals = _answer(asks, answers, peer, size)
+        arrivals = _answer(ways, peer, size)
         rate, now_s = steady_throughput(arrivals), time.perf_counter()
         left_s = duration_s - (now_s - start_s)
         told = arrivals[-1][0] - arrivals[0][0] >= _LEAST_ANSWER_S and left_s <= now_s - asked_s
         if told or size == largest or -left_s > 2 * duration_s:
             break
         size = max(size, min(_GROWTH * size, int(rate * max(left_s, _LEAST_ANSWER_S) / num), largest))
-    asks.exchange([(peer, torch.zeros(1, dtype=torch.int64))], []).wait()
+    ways.comm.exchange([(peer, torch.zeros(1, dtype=torch.int64))], [], tag=ways.questions).wait()
     return rate
 
 
-def _num_chunks(answers: Comm) -> int:
-    return max(_CHUNKS, _OF_EACH * answers.connections)
-
-
-def _answer(asks: Comm, answers: Comm, peer: int, size: int) -> list[tuple[float, int]]:
+def _answer(ways: _Ways, peer: int, size: int) -> list[tuple[float, int]]:
     """Ask for chunks of this size; return when each was complete, and the bytes by then."""
     buffer = torch.empty(size, dtype=torch.uint8)  # one for all: nobody looks at what has come
-    posted = [answers.exchange([], [(peer, buffer)], turn=k) for k in range(_num_chunks(answers))]
-    asks.exchange([(peer, torch.tensor([size]))], []).wait()
+    posted = [ways.comm.exchange([], [(peer, buffer)], turn=k, tag=ways.answers) for k in range(ways.num_chunks)]
+    ways.comm.exchange([(peer, torch.tensor([size]))], [], tag=ways.questions).wait()
     arrivals: list[tuple[float, int]] = []
     for work in posted:
         work.wait()
