@@ -4,6 +4,7 @@ The trainings are made up: steps pass, and a clock says what they would have tak
 network costs other than what the search believes at first, so that it has something to learn.
 """
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -12,7 +13,7 @@ import pliant
 from autotune.made_up_runs import FAST, SLOW, Sky, clock, few
 from pliant.autotune import searches
 from pliant.comm import run_world
-from pliant.planner import BASELINES
+from pliant.planner import BASELINES, challenge
 from pliant.simulator import Overheads
 
 __all__ = ["clock", "few"]
@@ -94,6 +95,39 @@ def test_after_a_long_calm_a_change_is_answered_at_once_again(clock, few):
 
     run_world(2, body)
     assert 2500 < max(clock.probes) <= 2550
+
+
+def test_a_search_that_was_too_costly_goes_on_without_a_probe_once_there_is_time(clock, few, monkeypatch):
+    monkeypatch.setattr(challenge, "_TIE", math.inf)  # there is always a rival of another family
+    begun, begin = [], searches.challenge_steps
+
+    def noted(space, model, limits, start):
+        begun.append((clock.perf_counter(), start.spent_s, {trial.genes for trial in limits.known}))
+        return begin(space, model, limits, start)
+
+    monkeypatch.setattr(searches, "challenge_steps", noted)
+
+    def body(place):
+        return Sky(clock, lambda step: SLOW).fly(AUTO, place.comm, 500)
+
+    first, second = run_world(2, body)
+    assert first.log == second.log
+    assert len(clock.probes) == 1
+    (began_s, spent_s, known), (later_s, spent_later_s, known_later), *_ = begun
+    assert spent_s is None
+    assert spent_later_s is not None
+    assert known < known_later
+    assert later_s > 2 * began_s
+
+
+def test_a_plan_that_is_tried_and_kept_is_put_in_force_once(clock, few):
+    def body(place):
+        auto = pliant.Auto(max_trials=1, quality=1.5, watch=False, experience=None)
+        return Sky(clock, lambda step: SLOW).fly(auto, place.comm, 60)
+
+    first, _ = run_world(2, body)
+    ((_, plan),) = first.log
+    assert plan.hash == first.plan.hash
 
 
 def test_the_search_after_a_change_begins_from_what_the_first_has_learned(clock, monkeypatch):

@@ -182,6 +182,27 @@ def test_what_fails_in_a_trial_is_as_if_it_had_not_been(monkeypatch, case):
         torch.testing.assert_close(one, two, rtol=0, atol=0)
 
 
+def test_a_plan_on_trial_is_adopted_as_it_is():
+    plan = plan_of(pliant.local_sgd(2))
+
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        with pliant.relax(ddp, optimizer, BASE, timeout_s=20) as run:
+            run.put_on_trial(plan)
+            executor, (exchange,) = run._executor, run._executor.of(WeightExchange)
+            train(ddp, optimizer, place.rank, [0])
+            compared_on_trial = exchange._agreement is not None  # whose steps may be undone
+            run.adopt(plan)
+            train(ddp, optimizer, place.rank, [1, 2])
+            found = run._executor is executor, compared_on_trial, exchange._agreement is not None
+            kept = run.trial.guards, run.trial.is_on
+            run.trial.end()
+            return *found, *kept
+
+    assert pliant.run_world(2, body) == [(True, False, True, True, False)] * 2
+
+
 class Wide(nn.Module):
     """With parameters that are large enough to be coded."""
 
