@@ -17,7 +17,7 @@ from pliant.autotune.trials import Steps, TrialRunner
 from pliant.comm.base import Comm
 from pliant.comm.text_broadcast import broadcast_text
 from pliant.planner import Genome, Quality, SearchResult, Space, Trial, measured_genomes
-from pliant.planner.challenge import CHANGED, SearchStart, is_changed
+from pliant.planner.challenge import CHANGED, SearchStart
 from pliant.planner.experience import plans_text
 from pliant.planner.schedules import scheduled_plan
 from pliant.simulator import CostFeatures
@@ -34,7 +34,7 @@ _HOPELESS = 1.5
 _LEAVING = 0.1
 """Share of a search that means of weights may take, with which turns of plans end that keep ranks apart."""
 _UNEQUAL = 2.0
-"""Times that one plan may have changed more than another between trial and turns, on one network."""
+"""Times that a plan may be quicker than predicted, or have changed more than another since its trial, on one network."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +219,7 @@ class PlanSearch:
         return PlanDecision(best, genes, gains, True, best.tried_s, predicted=True)
 
     def _most_turns(self, rivals: Sequence[Finalist], exact_s: float, *, with_exact: bool) -> float:
-        """Return how many turns there is room for, by steps, by time and by means of weights; at first at least one."""
+        """Return how many turns there is room for: by steps and by time, at first at least one; and by means of weights."""
         timed = [(rival.plan, rival.tried_s) for rival in rivals]
         known_s = max(s for _, s in timed) if math.isnan(exact_s) else exact_s
         timed += [(self.exact.plan("auto"), known_s)] if with_exact else []
@@ -228,8 +228,8 @@ class PlanSearch:
         left_s = share_number(self.comm, self.most_s - self.searches.elapsed_s)
         leaving_s = self.searches.leaving_s * sum(rival.plan.exchanges_weights for rival in rivals)
         means = share_number(self.comm, _LEAVING * self.searches.elapsed_s / leaving_s if leaving_s else math.inf)
-        room = min(self.steps_left() / num_steps, left_s / turn_s, means)  # `//` makes NaN of infinity
-        return max(float(self.anew), room)
+        room = min(self.steps_left() / num_steps, left_s / turn_s)  # `//` makes NaN of infinity
+        return min(max(float(self.anew), room), means)
 
     def _exact_s(self, found: SearchResult | None) -> float:
         """Return the step time of torch's own exchange, seen or predicted, on the first rank; NaN if not known."""
@@ -274,9 +274,9 @@ class PlanSearch:
         )
 
     def _trusts_exact_s(self, found: SearchResult | None) -> bool:
-        """Say whether no trial took much less time than was predicted; if one did, the network may be another now."""
+        """Say whether no trial took less than half of what was predicted; if one did, the network may be another now."""
         if found is None:
             return False
         pairs = zip(found.trials, found.predicted_s, strict=False)  # a result may be without predictions
         seen = [(trial.step_s, s) for trial, s in pairs if trial.status == "ok" and trial != self.in_force]
-        return not any(step_s < predicted_s and is_changed(step_s, predicted_s) for step_s, predicted_s in seen)
+        return not any(_UNEQUAL * step_s < predicted_s for step_s, predicted_s in seen)

@@ -76,7 +76,7 @@ def challenge_steps(
     """Search as `search_steps` does, but begin with the best predicted plan and try few others.
 
     The plan with the least predicted time to accuracy comes first. After each trial the model learns, and predicts
-    again. The next trial is of the plan that is predicted to be the best, if it needs at most 0.95 of the best measured
+    again; the other forms of an exchange that was tried, such as with other buckets, as far off as that was. The next trial is of the plan that is predicted to be the best, if it needs at most 0.95 of the best measured
     time. Of plans within 1.1 of it, the one is tried whose trial costs least: under a plan that keeps ranks apart it
     ends with a mean of their weights. Where there is no such plan, up to two that the model cannot tell from the best
     are tried: of another family, and predicted within 1.05 of it; not so where a plan was kept earlier. The search ends
@@ -133,7 +133,7 @@ class _Book:
     def __init__(self, space: Space, model: StepTimeModel, limits: SearchLimits, start: SearchStart) -> None:
         self._space, self._model, self._start = space, model, start
         self._trials = list(limits.known)
-        self._predicted_s = [self.predicted_s(trial.genes) for trial in self._trials]
+        self._predicted_s = [self._model_s([trial.genes])[0] for trial in self._trials]
         self.num_run = 0
         if self._trials:
             model.fit(self._trials)
@@ -145,16 +145,30 @@ class _Book:
         self._model.fit(self._trials)
 
     def predicted_s(self, genes: Genome) -> float:
-        return float(np.exp(self._model.predict([genes])[0][0]))
+        return self._predicted([genes])[0]
 
     def cost_s(self, genes: Genome) -> float:
-        return self.predicted_s(genes) * self._space.quality.factor(genes)
+        return self._costs([genes])[0]
+
+    def _costs(self, plans: Sequence[Genome]) -> list[float]:
+        factors = map(self._space.quality.factor, plans)
+        return [step_s * factor for step_s, factor in zip(self._predicted(plans), factors, strict=True)]
+
+    def _predicted(self, plans: Sequence[Genome]) -> list[float]:
+        """Return predicted step times; where an exchange was tried in another form, as far off as that one was."""
+        sound = self._sound
+        found_s = self._model_s([*(trial.genes for trial in sound), *plans])
+        off = {trial.genes.base: trial.step_s / s for trial, s in zip(sound, found_s, strict=False)}
+        return [s * off.get(genes.base, 1.0) for genes, s in zip(plans, found_s[len(sound) :], strict=True)]
+
+    def _model_s(self, plans: Sequence[Genome]) -> list[float]:
+        return np.exp(self._model.predict(plans)[0]).tolist() if plans else []
 
     def cheapest_of(self, plans: Sequence[Genome], most_s: float) -> Genome | None:
         """Return the plan whose trial costs least, of those near the best predicted that need no more than `most_s`."""
         tried = {trial.genes for trial in self._trials}
         left = [genes for genes in plans if genes not in tried and genes in self._space and self._start.fits(genes)]
-        costs = dict(zip(left, _costs(self._space, self._model, left), strict=True)) if left else {}
+        costs = dict(zip(left, self._costs(left), strict=True))
         most_s = min(most_s, _NEAR * min(costs.values(), default=0.0))
         near = [genes for genes, cost_s in costs.items() if cost_s <= most_s]
         return min(near, key=lambda genes: _TRIAL_STEPS * costs[genes] + self._leaving_s(genes), default=None)
