@@ -34,7 +34,7 @@ _HOPELESS = 1.5
 _LEAVING = 0.1
 """Share of a search that means of weights may take, with which turns of plans end that keep ranks apart."""
 _UNEQUAL = 2.0
-"""Times that a plan may be quicker than predicted, or have changed more than another since its trial, on one network."""
+"""Times that a plan may be quicker than predicted, or may have changed more than another since, on one network."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +219,7 @@ class PlanSearch:
         return PlanDecision(best, genes, gains, True, best.tried_s, predicted=True)
 
     def _most_turns(self, rivals: Sequence[Finalist], exact_s: float, *, with_exact: bool) -> float:
-        """Return how many turns there is room for: by steps and by time, at first at least one; and by means of weights."""
+        """Return how many turns there is room for: by steps and time, one at least at first; and by means of weights."""
         timed = [(rival.plan, rival.tried_s) for rival in rivals]
         known_s = max(s for _, s in timed) if math.isnan(exact_s) else exact_s
         timed += [(self.exact.plan("auto"), known_s)] if with_exact else []
@@ -274,7 +274,7 @@ class PlanSearch:
         )
 
     def _trusts_exact_s(self, found: SearchResult | None) -> bool:
-        """Say whether no trial took less than half of what was predicted; if one did, the network may be another now."""
+        """Say whether no trial took less than half of its prediction; if one did, the network may be another now."""
         if found is None:
             return False
         pairs = zip(found.trials, found.predicted_s, strict=False)  # a result may be without predictions

@@ -24,6 +24,8 @@ _TIE, _TIES = 1.05, 2
 """Ratio of predicted times within which plans of two families are not told apart; trials of such plans."""
 _SHARE = 0.1
 """Share of the time since the run began that challengers may cost."""
+_LATER = 1.5
+"""Times of the time since the run began that pass at least until a search goes on, since predictions change by then."""
 _EARNING_STEPS = 100
 """Steps in which a plan may earn by what it saves what its trial costs."""
 _RACE = 1.2
@@ -76,13 +78,16 @@ def challenge_steps(
     """Search as `search_steps` does, but begin with the best predicted plan and try few others.
 
     The plan with the least predicted time to accuracy comes first. After each trial the model learns, and predicts
-    again; the other forms of an exchange that was tried, such as with other buckets, as far off as that was. The next trial is of the plan that is predicted to be the best, if it needs at most 0.95 of the best measured
-    time. Of plans within 1.1 of it, the one is tried whose trial costs least: under a plan that keeps ranks apart it
-    ends with a mean of their weights. Where there is no such plan, up to two that the model cannot tell from the best
-    are tried: of another family, and predicted within 1.05 of it; not so where a plan was kept earlier. The search ends
-    when nothing of this is left, or when challengers would have cost a tenth of the time since the run began, less what
-    the next one is predicted to save in 100 steps. A challenger costs the time of its trial, with the means
-    of weights, less what the best plan would have taken for its steps. If nothing was tried by then, the reference is.
+    again. Other forms of an exchange that was tried, such as with other buckets, are taken to be as far off as it was.
+    The next trial is of the plan that is predicted to be the best, if it needs at most 0.95 of the best measured time.
+    Of plans within 1.1 of it, the one is tried whose trial costs least: under a plan that keeps ranks apart it ends
+    with a mean of their weights. Where there is no such plan, up to two that the model cannot tell from the best are
+    tried: of another family, and predicted within 1.05 of it; not so where a plan was kept earlier.
+
+    The search ends when nothing of this is left. It ends for now when challengers would have cost a tenth of the time
+    since the run began, less what the next one is predicted to save in 100 steps. A challenger costs the time of its
+    trial, with the means of weights, less what the best plan would have taken for its steps. If nothing was tried by
+    then, the reference is.
 
     Args:
         space: What may be chosen.
@@ -111,7 +116,8 @@ def challenge_steps(
         cost_s = spent_s + book.loss_s(wanted) if tried else 0.0
         if cost_s > _SHARE * (start.clock() - start.began_s):
             found = book.close("challengers would have cost more than a tenth of the time since the run began")
-            return replace(found, spent_s=spent_s, resumes_s=cost_s / _SHARE)
+            resumes_s = max(cost_s / _SHARE, _LATER * (start.clock() - start.began_s))
+            return replace(found, spent_s=spent_s, resumes_s=resumes_s)
         expected_s, first = start.expected_s if first is not None else 0.0, None
         limit_s = math.inf if expected_s else _RACE * least_s / space.quality.factor(wanted)
         before_s, before = start.clock(), start.steps()
@@ -178,7 +184,10 @@ class _Book:
         best = min(self._sound, key=self._measured_s, default=None)
         kinds = {_kind(trial.genes) for trial in self._trials}
         rivals = [genes for genes in plans if _kind(genes) not in kinds]
-        return None if best is None else self.cheapest_of(rivals, _TIE * self.cost_s(best.genes))
+        if best is None:
+            return None
+        cost_s = self._model_s([best.genes])[0] * self._space.quality.factor(best.genes)  # as those of the rivals
+        return self.cheapest_of(rivals, _TIE * cost_s)
 
     def loss_s(self, genes: Genome) -> float:
         """Return what a trial is predicted to cost, less what is saved while it earns that."""
