@@ -219,7 +219,7 @@ class PlanSearch:
         return PlanDecision(best, genes, gains, True, best.tried_s, predicted=True)
 
     def _most_turns(self, rivals: Sequence[Finalist], exact_s: float, *, with_exact: bool) -> float:
-        """Return how many turns there is room for: by steps and time, one at least at first; and by means of weights."""
+        """Return how many turns there is room for: by steps and time, at first at least one; by means of weights."""
         timed = [(rival.plan, rival.tried_s) for rival in rivals]
         known_s = max(s for _, s in timed) if math.isnan(exact_s) else exact_s
         timed += [(self.exact.plan("auto"), known_s)] if with_exact else []
