@@ -9,10 +9,19 @@ import torch
 from pliant.autotune.finalists import Finalist
 from pliant.comm.base import Comm
 from pliant.comm.text_broadcast import broadcast_text
+from pliant.engine.trial import PlanOnTrial
 from pliant.planner import Genome, Quality, SearchResult, Trial
 from pliant.spec import SyncPlan, from_json, to_json
 
-__all__ = ["advance_search", "holds_on_all", "share_finalists", "share_number", "share_request", "slowest_s"]
+__all__ = [
+    "advance_search",
+    "has_failed",
+    "holds_on_all",
+    "share_finalists",
+    "share_number",
+    "share_request",
+    "slowest_s",
+]
 
 _log = logging.getLogger("pliant")
 
@@ -22,6 +31,18 @@ def holds_on_all(comm: Comm, mine: bool) -> bool:
     held = torch.tensor([int(mine)])
     comm.all_reduce(held, "min").wait()
     return bool(held)
+
+
+def has_failed(trial: PlanOnTrial, comm: Comm) -> bool:
+    """Say whether a trial has failed on any rank, and note on all why it did on the first of them. Collective."""
+    if trial.is_agreed:
+        return True
+    first = torch.tensor([comm.rank if trial.why else comm.size])
+    comm.all_reduce(first, "min").wait()
+    if int(first) == comm.size:
+        return False
+    trial.agree(broadcast_text(f"rank {comm.rank}: {trial.why}", comm, int(first)))
+    return True
 
 
 def slowest_s(comm: Comm, mine_s: Sequence[float]) -> list[float]:

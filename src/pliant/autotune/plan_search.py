@@ -261,17 +261,10 @@ class PlanSearch:
             steps=lambda: self.trials.steps,
             tell=lambda found: self.keep(found, found.best, complete=False),
         )
-        return (
-            yield from self.searches.search(
-                Space(workload, topology, self.quality),
-                CostFeatures(workload, topology, overheads, workload.rank_factors),
-                seeds,
-                self.in_force,
-                num_trials,
-                start,
-                resumes=self.resumes,
-            )
-        )
+        space = Space(workload, topology, self.quality)
+        features = CostFeatures(workload, topology, overheads, workload.rank_factors)
+        given = space, features, seeds, self.in_force, num_trials, start
+        return (yield from self.searches.search(*given, resumes=self.resumes))
 
     def _trusts_exact_s(self, found: SearchResult | None) -> bool:
         """Say whether no trial took less than half of its prediction; if one did, the network may be another now."""

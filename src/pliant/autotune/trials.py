@@ -7,14 +7,12 @@ import time
 from collections.abc import Generator, Sequence
 from typing import Protocol, TypeVar
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from pliant.autotune.comparison import Comparison
-from pliant.autotune.coordination import slowest_s
+from pliant.autotune.coordination import has_failed, slowest_s
 from pliant.comm.base import Comm
-from pliant.comm.text_broadcast import broadcast_text
 from pliant.engine.curvature_requests import Curvature
 from pliant.engine.stats import RunStats
 from pliant.engine.trial import PlanOnTrial
@@ -26,7 +24,6 @@ __all__ = [
     "TrialRunner",
     "TunableRun",
     "exchange_period",
-    "has_failed",
     "run_steps",
 ]
 
@@ -265,18 +262,6 @@ class TrialRunner:
 
 def _least_blocks(period: int) -> int:
     return max(2, math.ceil(_LEAST_STEPS / period))
-
-
-def has_failed(trial: PlanOnTrial, comm: Comm) -> bool:
-    """Say whether a trial has failed on any rank, and note on all why it did on the first of them. Collective."""
-    if trial.is_agreed:
-        return True
-    first = torch.tensor([comm.rank if trial.why else comm.size])
-    comm.all_reduce(first, "min").wait()
-    if int(first) == comm.size:
-        return False
-    trial.agree(broadcast_text(f"rank {comm.rank}: {trial.why}", comm, int(first)))
-    return True
 
 
 def run_steps(num_steps: int) -> Steps[None]:

@@ -185,15 +185,13 @@ def measure_throughput(
 ) -> dict[int, float]:
     """Send to all targets and receive from all sources at once; return the bytes per second that came from each.
 
-    All ranks call it, also those without a stream.
-
     Each source is asked for 64 KB and then, as long as there is time, for four times as much. It is never more than 64
     MB, nor more than fits into the rest of duration_s at the rate so far. An answer that counts came in 0.1 s or more,
     or was as large as it may be; so a stream may take some 0.1 s longer, and longer yet where the rate was not what it
     seemed.
 
     A thread for each stream: a slow one holds up no other. Questions and answers have tags of their own, since two
-    ranks may send to each other.
+    ranks may send to each other; so all ranks call it.
     """
     ways = _Ways(comm, questions=comm.new_tag(), answers=comm.new_tag())
     with ThreadPoolExecutor(max(1, len(targets) + len(sources)), thread_name_prefix="pliant-probe") as pool:
@@ -248,15 +246,13 @@ def _serve(ways: _Ways, peer: int) -> None:
         if not int(question):
             return
         chunk = torch.zeros(int(question), dtype=torch.uint8)
-        turns = range(ways.num_chunks)  # over all connections
-        for sent in [ways.comm.exchange([(peer, chunk)], [], turn=k, tag=ways.answers) for k in turns]:
+        for sent in [ways.comm.exchange([(peer, chunk)], [], turn=k, tag=ways.answers) for k in range(ways.num_chunks)]:
             sent.wait()
 
 
 def _fetch(ways: _Ways, peer: int, duration_s: float) -> float:
     """Ask the peer for more and more; return the rate of the last answer."""
-    start_s = time.perf_counter()
-    num = ways.num_chunks
+    num, start_s = ways.num_chunks, time.perf_counter()
     size, largest, rate = _FIRST_BYTES // num, MAX_STREAM_BYTES // num, 0.0
     while size:
         asked_s = time.perf_counter()
