@@ -1,4 +1,4 @@
-"""First look at the links: the messages that training has sent itself, and one stream from each host."""
+"""First look at the links: the messages that training has sent itself, and streams from each host."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from pliant.comm import Comm, broadcast_text
 from pliant.netmodel import Overheads
 from pliant.network.cores import count_cpus
 from pliant.network.inference import Matrix, have_own_paths, round_robin_pairs, topology_from
-from pliant.network.probing import provenance_of
+from pliant.network.probing import least_stream_s, provenance_of
 from pliant.network.rank_facts import starts_slowly
 from pliant.network.rank_places import ranks_of_hosts
 from pliant.network.streams import gather_numbers, half_trips_s, measure_throughput
@@ -22,9 +22,7 @@ __all__ = ["LinkView", "look_at_links", "own_rate"]
 
 _LEAST_BYTES = 1_000_000
 """What a rank must have sent in the steps that are looked at: less is mostly latency."""
-_STREAM_S, _TRIPS_S = 0.3, 0.02
-_LEAST_TRIPS = 12
-"""Round trips of a stream: one that is shorter is all slow start."""
+_TRIPS_S = 0.02
 _MOST_SHIFTS = 5
 """Rounds of streams where hosts are not even: up to six hosts all pairs are seen."""
 _EVEN = 1.25
@@ -59,7 +57,7 @@ class LinkView:
 
     topology: Topology
     is_complete: bool
-    """Whether hosts are even, so that a probe of all pairs would tell little more."""
+    """Whether hosts are even, or all pairs were seen, so that a probe would tell little more."""
 
 
 def look_at_links(
@@ -119,11 +117,10 @@ def _look(
     message_s: float,
     connections: int,
 ) -> tuple[Topology, bool]:
-    """Return the topology, and whether hosts are even: the same on all ranks of a comm of one rank a host."""
+    """Return the topology, and whether it is complete: the same on all ranks of a comm of one rank a host."""
     size, rank = comm.size, comm.rank
     latencies_s = half_trips_s(comm, round_robin_pairs(size), _TRIPS_S, message_s)
-    longest_s = float(np.nanmax(latencies_s))
-    stream_s = max(_STREAM_S, _LEAST_TRIPS * 2 * longest_s)
+    stream_s = least_stream_s(latencies_s)
 
     def streams(shift: int) -> Matrix:
         """Return the rates from each host to the one so many before it, (hosts, hosts), all at once."""
@@ -135,10 +132,11 @@ def _look(
 
     alone, shifts = streams(1), [1]
     seen = alone[alone > 0]
-    shortest_s = float(gather_numbers(comm, torch.tensor([busy_s], dtype=torch.float64)).min())
-    is_even = float(seen.max()) <= _EVEN * float(seen.min())
-    is_full = is_even and float(seen.max()) <= _EVEN * rate and longest_s <= _LATENCY_SHARE * shortest_s
+    is_even, is_full = float(seen.max()) <= _EVEN * float(seen.min()), False
     if is_even:
+        shortest_s = float(gather_numbers(comm, torch.tensor([busy_s], dtype=torch.float64)).min())
+        is_long = float(np.nanmax(latencies_s)) <= _LATENCY_SHARE * shortest_s
+        is_full = is_long and float(seen.max()) <= _EVEN * rate
         alone = np.where(np.eye(size, dtype=bool), 0.0, rate if is_full else float(seen.min()))
     else:
         shifts = np.unique(np.linspace(1, size - 1, min(size - 1, _MOST_SHIFTS)).round().astype(int)).tolist()

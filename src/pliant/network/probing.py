@@ -31,7 +31,7 @@ from pliant.network.streams import MAX_STREAM_BYTES, gather_numbers, half_trips_
 from pliant.spec import Topology, from_json, to_json
 from pliant.spec.units import format_bytes, format_time
 
-__all__ = ["probe", "provenance_of"]
+__all__ = ["least_stream_s", "probe", "provenance_of"]
 
 _LEAST_STREAM_S, _LONGEST_STREAM_S = 0.3, 1.0
 _SECOND_LOOKS = 2
@@ -94,6 +94,16 @@ def probe(
     return replace(found, num_cpus=count_cpus(comm), restarts_slowly=starts_slowly(comm))
 
 
+def least_stream_s(latencies_s: Matrix) -> float:
+    """Return how long a stream lasts at least: one of a round trip's length is all slow start.
+
+    Args:
+        latencies_s: Half of the round trip between two hosts, (hosts, hosts); NaN where not measured.
+
+    """
+    return max(_LEAST_STREAM_S, _LEAST_TRIPS * 2 * float(np.nanmax(latencies_s)))
+
+
 class _Probe:
     """Part of one rank of each host in a probe; rank k of the comm stands for host k."""
 
@@ -116,8 +126,7 @@ class _Probe:
         latencies_s = half_trips_s(self._comm, chosen, _LATENCY_SHARE * self._budget_s / (len(chosen) + 1))
         choice = self._choose_connections(names, latencies_s)
         streams = self._streams = duplicate(self._comm, choice.connections)
-        # A stream of a round trip's length is all slow start.
-        self._least_s = max(_LEAST_STREAM_S, _LEAST_TRIPS * 2 * float(np.nanmax(latencies_s)))
+        self._least_s = least_stream_s(latencies_s)
         num_rounds = len(chosen) + len(shifts)
         rank, received = self._comm.rank, list[dict[int, float]]()
         for k, pairs in enumerate(chosen):

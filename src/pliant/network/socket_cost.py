@@ -29,9 +29,9 @@ def socket_cpu_s(comm: Comm, limit_s: float, turns: int = 3) -> tuple[float, flo
     _cpu_s(comm, _FIRST_BYTES, 1)
     longest = torch.tensor([time.perf_counter() - start_s], dtype=torch.float64)
     comm.all_reduce(longest, "max").wait()
-    within = _FIRST_BYTES * limit_s / (2 * turns * max(float(longest), 1e-6))
-    large = int(min(max(within, _FIRST_BYTES), _MOST_BYTES))
-    swaps = min(max(int(limit_s / (turns * float(longest))), _LEAST_SWAPS), _SWAPS)
+    fitting = limit_s / (turns * max(float(longest), 1e-6))  # swaps of a turn
+    large = int(min(max(_FIRST_BYTES * fitting / 2, _FIRST_BYTES), _MOST_BYTES))
+    swaps = min(max(int(fitting), _LEAST_SWAPS), _SWAPS)
     small_s = statistics.median(_cpu_s(comm, _SMALL_BYTES, swaps) for _ in range(turns))
     large_s = statistics.median(_cpu_s(comm, large, 2) for _ in range(turns))
     return small_s / 2, max(0.0, large_s - small_s) / (2 * (large - _SMALL_BYTES))

@@ -139,7 +139,7 @@ class _Book:
     def __init__(self, space: Space, model: StepTimeModel, limits: SearchLimits, start: SearchStart) -> None:
         self._space, self._model, self._start = space, model, start
         self._trials = list(limits.known)
-        self._predicted_s = [self._model_s([trial.genes])[0] for trial in self._trials]
+        self._predicted_s = _step_s(model, [trial.genes for trial in self._trials])
         self.num_run = 0
         if self._trials:
             model.fit(self._trials)
@@ -157,18 +157,14 @@ class _Book:
         return self._costs([genes])[0]
 
     def _costs(self, plans: Sequence[Genome]) -> list[float]:
-        factors = map(self._space.quality.factor, plans)
-        return [step_s * factor for step_s, factor in zip(self._predicted(plans), factors, strict=True)]
+        return _costs(self._space, plans, self._predicted(plans))
 
     def _predicted(self, plans: Sequence[Genome]) -> list[float]:
         """Return predicted step times; where an exchange was tried in another form, as far off as that one was."""
         sound = self._sound
-        found_s = self._model_s([*(trial.genes for trial in sound), *plans])
+        found_s = _step_s(self._model, [*(trial.genes for trial in sound), *plans])
         off = {trial.genes.base: trial.step_s / s for trial, s in zip(sound, found_s, strict=False)}
         return [s * off.get(genes.base, 1.0) for genes, s in zip(plans, found_s[len(sound) :], strict=True)]
-
-    def _model_s(self, plans: Sequence[Genome]) -> list[float]:
-        return np.exp(self._model.predict(plans)[0]).tolist() if plans else []
 
     def cheapest_of(self, plans: Sequence[Genome], most_s: float) -> Genome | None:
         """Return the plan whose trial costs least, of those near the best predicted that need no more than `most_s`."""
@@ -186,7 +182,7 @@ class _Book:
         rivals = [genes for genes in plans if _kind(genes) not in kinds]
         if best is None:
             return None
-        cost_s = self._model_s([best.genes])[0] * self._space.quality.factor(best.genes)  # as those of the rivals
+        (cost_s,) = _costs(self._space, [best.genes], _step_s(self._model, [best.genes]))  # as those of the rivals
         return self.cheapest_of(rivals, _TIE * cost_s)
 
     def loss_s(self, genes: Genome) -> float:
@@ -235,11 +231,15 @@ def _plans(space: Space, model: StepTimeModel, limits: SearchLimits) -> list[Gen
 
 
 def _best_first(space: Space, model: StepTimeModel, plans: Sequence[Genome]) -> list[Genome]:
-    cost_s = dict(zip(plans, _costs(space, model, plans), strict=True))
+    cost_s = dict(zip(plans, _costs(space, plans, _step_s(model, plans)), strict=True))
     return sorted(plans, key=cost_s.__getitem__)
 
 
-def _costs(space: Space, model: StepTimeModel, plans: Sequence[Genome]) -> list[float]:
-    """Return predicted times per step of exact training, in s."""
-    step_s = np.exp(model.predict(plans)[0]).tolist()
-    return [s * space.quality.factor(genes) for s, genes in zip(step_s, plans, strict=True)]
+def _costs(space: Space, plans: Sequence[Genome], step_s: Sequence[float]) -> list[float]:
+    """Return times per step of exact training, in s, of plans whose steps take so long."""
+    return [s * space.quality.factor(genes) for genes, s in zip(plans, step_s, strict=True)]
+
+
+def _step_s(model: StepTimeModel, plans: Sequence[Genome]) -> list[float]:
+    """Return step times as the model predicts them, in s."""
+    return np.exp(model.predict(plans)[0]).tolist() if plans else []
