@@ -72,6 +72,40 @@ def test_the_same_messages_take_the_same_time_in_every_form(topology, seed, repe
     close(dense, links.load(RankMatrix(num_bytes=product, num_messages=(product > 0).astype(float)), repeat))
 
 
+def last_arrival_s(topology, num_bytes, wire_factor, posted):
+    """Return when the last message arrives: each once everything that it goes through has sent all that it has to."""
+    host_of = [k for k, host in enumerate(topology.hosts) for _ in range(host.num_ranks)]
+    own = {(link.source, link.target): link for link in topology.links}
+
+    def delay_s(source, target):
+        link = own.get((source.name, target.name))
+        return link.latency_s if link else target.delay_s
+
+    sent_s, delays_s = {}, {}
+    for a, b in zip(*np.nonzero(num_bytes[0]), strict=True):
+        source, target = topology.hosts[host_of[a]], topology.hosts[host_of[b]]
+        if source is target:
+            continue
+        through = [("out", source.name, source.send_bytes_per_s), ("in", target.name, target.receive_bytes_per_s)]
+        if link := own.get((source.name, target.name)):
+            through.append(("link", source.name, link.bytes_per_s))
+        late_s = delay_s(source, target) + (0.0 if posted else delay_s(target, source))
+        for way, name, rate in through:
+            sent_s[way, name] = sent_s.get((way, name), 0.0) + (
+                num_bytes[0, a, b] / rate * wire_factor if rate else 0.0
+            )
+            delays_s[way, name] = max(delays_s.get((way, name), 0.0), late_s)
+    return max((sent_s[name] + delays_s[name] for name in sent_s), default=0.0)
+
+
+@given(topologies().filter(lambda found: not found.racks), st.integers(0, 99), st.booleans())
+def test_a_round_lasts_until_its_last_message_arrives(topology, seed, posted):
+    """A busy link with a short delay and a free one with a long delay take the longer time, not the sum of both."""
+    costs, num_bytes = replace(IDEAL, wire_factor=1.1, sharing=0.0), matrix(topology, seed)
+    took = Links(topology, costs).load(named(num_bytes), posted=posted)
+    assert took.total_s[0] == pytest.approx(last_arrival_s(topology, num_bytes, 1.1, posted), rel=1e-12)
+
+
 @given(topologies(), st.integers(0, 99))
 def test_simulator_schedules_and_embeddings_agree(topology, seed):
     num_bytes = matrix(topology, seed)

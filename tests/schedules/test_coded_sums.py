@@ -188,7 +188,7 @@ def test_a_change_between_owners_and_a_schedule_keeps_what_is_owed(monkeypatch):
     monkeypatch.setattr(background, "SolverProcess", SolvedAtOnce)
 
     def train(context):
-        comm = ScheduledComm(context.comm, mesh(3, 1), solver=SolverOptions(after=5, limit_s=5.0, trials=5))
+        comm = ScheduledComm(context.comm, mesh(3, 8), solver=SolverOptions(after=5, limit_s=5.0, trials=5))
         average = coded_average(codec_from(SIGN), 700, comm, chunk_bytes=4096, owner_feedback=True, device=CPU)
         residual, given, got, seen = torch.zeros(700), torch.zeros(700).double(), torch.zeros(700).double(), set()
         for step in range(60):

@@ -3,6 +3,7 @@
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pliant.netmodel.messages import Floats
 from pliant.netmodel.overheads import Overheads
@@ -53,6 +54,14 @@ class Interfaces:
         delays_s = np.tile(self.delay_s, (self.num_hosts, 1)) * (1 - np.eye(self.num_hosts))
         delays_s[self.link_source, self.link_target] = self.link_latency_s
         return delays_s
+
+    def per_host(self, x: "Floats | NDArray[np.bool_]") -> Floats:
+        """Sum (num_buckets, num_ranks) to (num_buckets, num_hosts)."""
+        return np.add.reduceat(x.astype(np.float64), self.starts, axis=1)
+
+    def by_host(self, pairs: Floats) -> Floats:
+        """Sum (..., num_ranks, num_ranks) to (..., num_hosts, num_hosts)."""
+        return np.add.reduceat(np.add.reduceat(pairs, self.starts, axis=-1), self.starts, axis=-2)
 
 
 def _per_byte(bytes_per_s: float) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import reduce
 
 import numpy as np
 
@@ -20,6 +21,8 @@ class Paths:
     """(num_buckets, num_paths)"""
     trip_s: Floats
     """(num_buckets or 1, num_paths): round trip."""
+    delay_s: Floats
+    """(num_buckets or 1, num_paths): from a message's last byte to its arrival; 0 around a ring."""
     connections: Floats
     """(num_buckets, num_paths): all that carry a slice of a message, see `paths.connections_of`."""
 
@@ -42,8 +45,13 @@ class Loads:
     """(num_buckets, num_links) bytes over links with a rate of their own."""
     inside: Floats
     """(num_buckets, num_hosts) bytes between ranks of a host."""
-    latency_s: Floats
-    """(num_buckets,)"""
+    late_out: Floats
+    """(num_buckets, num_hosts): the longest delay of messages that leave a host; 0 around a ring."""
+    late_into: Floats
+    late_links: Floats
+    """(num_buckets, num_links)"""
+    around_s: Floats
+    """(num_buckets,): delay of the longest path around a ring, of all rounds; 0 of other messages."""
     turn_s: Floats
     """(num_buckets,): round trips for which the segments of a ring's block wait, see `rings`; 0 of other messages."""
     paths: tuple[Paths, ...]
@@ -52,12 +60,13 @@ class Loads:
 
 def at_once(loads: Sequence[Loads]) -> Loads:
     """Return the load of several sets of messages."""
-    names = [each.name for each in fields(Loads) if each.name not in ("latency_s", "turn_s", "paths")]
-    latency_s, turn_s = (np.max([getattr(each, name) for each in loads], axis=0) for name in ("latency_s", "turn_s"))
-    total = {name: np.asarray(sum(getattr(each, name) for each in loads)) for name in names}
-    return Loads(
-        **total, latency_s=latency_s, turn_s=turn_s, paths=tuple(path for each in loads for path in each.paths)
-    )
+    names = [each.name for each in fields(Loads) if each.name != "paths"]
+    longest = [name for name in names if name.startswith(("late", "around", "turn"))]
+    found = {
+        name: reduce(np.maximum if name in longest else np.add, [getattr(each, name) for each in loads])
+        for name in names
+    }
+    return Loads(**found, paths=tuple(path for each in loads for path in each.paths))
 
 
 def elsewhere(x: Floats) -> Floats:

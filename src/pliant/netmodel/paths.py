@@ -10,7 +10,7 @@ from pliant.netmodel.messages import Floats, Ints
 from pliant.netmodel.slow_start import slow_start_s
 from pliant.spec.slices import SLICE_BYTES
 
-__all__ = ["all_to_all", "connections_of", "host_pairs", "lost_s"]
+__all__ = ["all_pairs", "all_to_all", "connections_of", "host_pairs", "lost_s"]
 
 
 def connections_of(num_bytes: Floats, flows: Floats, most: int) -> Floats:
@@ -26,7 +26,9 @@ def connections_of(num_bytes: Floats, flows: Floats, most: int) -> Floats:
     return flows * np.clip(np.ceil(each / SLICE_BYTES), 1, most)
 
 
-def host_pairs(links: Interfaces, pairs: Ints, num_bytes: Floats, flows: Floats, ring_blocks: int = 1) -> Paths:
+def host_pairs(
+    links: Interfaces, pairs: Ints, num_bytes: Floats, flows: Floats, *, ring_blocks: int = 1, asks: bool = False
+) -> Paths:
     """Return the paths between hosts.
 
     Args:
@@ -35,11 +37,12 @@ def host_pairs(links: Interfaces, pairs: Ints, num_bytes: Floats, flows: Floats,
         num_bytes: (num_buckets, num_paths)
         flows: Pairs of ranks that communicate, likewise, or (1, num_paths).
         ring_blocks: Blocks of the vector that goes around, of which each message is one.
+        asks: Whether a message leaves once its receiver has told that it waits.
 
     """
     connections = connections_of(ring_blocks * num_bytes, flows, links.topology.connections)
     source, target = np.divmod(pairs, links.num_hosts)
-    trip_s = links.delay_s[source] + links.delay_s[target]
+    there_s, back_s = links.delay_s[target], links.delay_s[source]
     columns = [source, links.num_hosts + target]
     first = 2 * links.num_hosts
     if num_racks := len(links.up_s):
@@ -47,15 +50,28 @@ def host_pairs(links: Interfaces, pairs: Ints, num_bytes: Floats, flows: Floats,
         crossing = gives != takes
         columns += [np.where(crossing, first + gives, source), np.where(crossing, first + num_racks + takes, source)]
     if len(links.link_s):
-        trip_s = links.delays_s[source, target] + links.delays_s[target, source]
+        there_s, back_s = links.delays_s[source, target], links.delays_s[target, source]
         own = links.link_source * links.num_hosts + links.link_target  # sorted
         at = np.minimum(np.searchsorted(own, pairs), len(own) - 1)
         columns.append(np.where(own[at] == pairs, first + 2 * num_racks + at, source))
-    return Paths(columns=np.stack(columns, axis=1), num_bytes=num_bytes, trip_s=trip_s[None], connections=connections)
+    return Paths(
+        columns=np.stack(columns, axis=1),
+        num_bytes=num_bytes,
+        trip_s=(there_s + back_s)[None],
+        delay_s=(there_s + asks * back_s)[None] * (ring_blocks == 1),
+        connections=connections,
+    )
+
+
+def all_pairs(links: Interfaces, num_bytes: Floats, flows: Floats, *, asks: bool) -> Paths:
+    """Return the paths between all hosts, of (num_buckets, num_hosts, num_hosts) bytes and pairs of ranks."""
+    apart = np.flatnonzero(~np.eye(links.num_hosts, dtype=bool))
+    num_bytes, flows = (x.reshape(len(x), -1)[:, apart] for x in (num_bytes, flows))
+    return host_pairs(links, apart, num_bytes, flows, asks=asks)
 
 
 def all_to_all(
-    links: Interfaces, out: tuple[Floats, Floats, Floats], into: tuple[Floats, Floats, Floats]
+    links: Interfaces, out: tuple[Floats, Floats, Floats], into: tuple[Floats, Floats, Floats], *, asks: bool
 ) -> tuple[Paths, Paths]:
     """Return the paths of messages between all hosts at once: all that leave a host as one, and all that reach it.
 
@@ -66,6 +82,7 @@ def all_to_all(
         out: Bytes out of each host, (num_buckets, num_hosts), pairs of ranks, and the longest delay of those it sends
             to.
         into: Likewise bytes into it, pairs of ranks, and the longest delay of those that send to it.
+        asks: See `host_pairs`.
 
     """
     hosts, num_racks = np.arange(links.num_hosts), len(links.up_s)
@@ -74,20 +91,22 @@ def all_to_all(
         np.stack([hosts, racks], axis=1),
         np.stack([links.num_hosts + hosts, racks + num_racks if num_racks else links.num_hosts + hosts], axis=1),
     )
+    delays_s = out[2] + asks * links.delay_s, links.delay_s + asks * into[2]
     found = [
         Paths(
             columns=which,
             num_bytes=num_bytes,
             trip_s=links.delay_s + far_s,
+            delay_s=delay_s,
             connections=connections_of(num_bytes, flows, links.topology.connections),
         )
-        for which, (num_bytes, flows, far_s) in zip(columns, (out, into), strict=True)
+        for which, (num_bytes, flows, far_s), delay_s in zip(columns, (out, into), delays_s, strict=True)
     ]
     return found[0], found[1]
 
 
-def lost_s(links: Interfaces, paths: Sequence[Paths], times: Floats, pause_s: float) -> Floats:
-    """Return how much longer a round takes than its busiest interface, (num_buckets,), while windows open.
+def lost_s(links: Interfaces, paths: Sequence[Paths], times: Floats, last_s: Floats, pause_s: float) -> Floats:
+    """Return how much longer a round takes, (num_buckets,), while windows open.
 
     A path takes as long as what is busiest on it, and slow start at the rate that this leaves it.
 
@@ -95,11 +114,11 @@ def lost_s(links: Interfaces, paths: Sequence[Paths], times: Floats, pause_s: fl
         links: The network.
         paths: All on which there are messages.
         times: (num_buckets, num_interfaces): seconds of each interface, uplink and link.
+        last_s: (num_buckets,): when the last message arrives if windows are open.
         pause_s: See `slow_start_s`.
 
     """
     topology, lost = links.topology, np.zeros(len(times))
-    longest_s = times.max(axis=1)
     for each in paths:
         busy_s = times[:, each.columns[:, 0]]
         for column in each.columns.T[1:]:
@@ -115,5 +134,6 @@ def lost_s(links: Interfaces, paths: Sequence[Paths], times: Floats, pause_s: fl
             initial_bytes=links.overheads.initial_window_bytes,
             window_bytes=topology.window_bytes or np.inf,
         )
-        lost = np.maximum(lost, (busy_s + start_s).max(axis=1, initial=0.0) - longest_s)
+        arrives_s = np.where(each.num_bytes > 0, busy_s + start_s + each.delay_s, 0.0)
+        lost = np.maximum(lost, arrives_s.max(axis=1, initial=0.0) - last_s)
     return lost

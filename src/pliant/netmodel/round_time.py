@@ -22,7 +22,7 @@ class RoundTime:
     loopback_bytes: Floats
     """Bytes between ranks of one host, of the host where they are most."""
     latency_s: Floats
-    """Delay of the longest path that is used."""
+    """From when the busiest interface is done until the last message arrives."""
     start_s: Floats
     """Time that TCP's slow start adds after a pause, see `slow_start`; a later round over the same pairs has none."""
     staging_s: Floats

@@ -23,7 +23,7 @@ class RoundCost:
     loopback_s: float
     """Seconds of the host with the most bytes between its own ranks."""
     latency_s: float
-    """The largest on a path that is used."""
+    """Seconds from when the busiest interface is done until the last message arrives."""
     start_s: float
     """Seconds that TCP's slow start adds, where no round before went over the same pairs."""
     message_s: float
