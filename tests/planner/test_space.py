@@ -14,6 +14,7 @@ from pliant.algorithms import parse, plan_of
 from pliant.netmodel import Overheads
 from pliant.planner import BASELINES, Gene, Genome, Quality, Space, schedules
 from pliant.planner.schedules import with_schedules
+from pliant.schedules.dense import size_at
 from pliant.simulator import scheduled, scheduled_codes, simulate
 from pliant.simulator.layout import itemsize
 from pliant.spec import (
@@ -306,7 +307,7 @@ def test_a_schedule_is_chosen_for_the_bytes_that_are_added_up(node, work, monkey
     plan = replace(plan_of(parse(node)), bucket_bytes=1 << 30)
     simulate(plan, work, FLAT)
     with_schedules(plan, work, FLAT)
-    assert [scheduled.rounded_bytes(each) for each in asked] == [max(counted)]
+    assert [size_at(each) for each in asked] == [size_at(max(counted))]
 
 
 def test_a_schedule_is_chosen_for_a_bucket(work, monkeypatch):

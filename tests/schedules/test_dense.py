@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pliant.netmodel import IDEAL, Links, overheads_of
+from pliant.netmodel import IDEAL, Links, Overheads, overheads_of
 from pliant.schedules import Collective, candidates, lower_bound_s, predict_cost, verify
-from pliant.schedules.dense import dense_candidates, dense_merged, fastest_schedule, ring_s
+from pliant.schedules.cost import times_s
+from pliant.schedules.dense import SIZES, dense_candidates, dense_merged, fastest_schedule, owners_s, ring_s, size_at
 from pliant.schedules.orders import host_orders, reordered
 from pliant.schedules.owned import fastest_owner_schedule
 from pliant.schedules.trees import _Prices, pack_trees
@@ -167,6 +168,35 @@ def test_equal_hosts_keep_torchs_ring_for_large_vectors_unless_something_is_fast
     found = fastest_schedule(1 << 26, topology)
     assert found is None or cost_of(found, topology, 1 << 26) < ring_s(1 << 26, topology)
     assert fastest_schedule(1 << 20, hosts([1])) is None
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 2.0])
+def test_many_sizes_are_predicted_as_one_is(pause_s):
+    """But for bytes that blocks of whole bytes have more or less."""
+    topology, costs = mesh(4, 5), Overheads(pause_s=pause_s)
+    for each in dense_candidates(1 << 20, topology):
+        sizes = np.array([1 << 12, 1 << 20, 1 << 26])
+        expected_s = [cost_of(each.schedule, topology, size, costs) for size in sizes.tolist()]
+        assert times_s(each.schedule, each.schedule.parts, sizes, topology, costs) == pytest.approx(
+            expected_s, rel=1e-3
+        )
+
+
+@pytest.mark.parametrize("is_coded", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_chosen_for_a_size_is_near_the_best_for_it(seed, is_coded):
+    topology = mesh(4, seed)
+    for num_bytes in (300, 40_000, 3_000_000, 1 << 28):
+        best_s = dense_candidates(num_bytes, topology)[0].cost.total_s
+        without_s = (owners_s if is_coded else ring_s)(num_bytes, topology)
+        found = fastest_schedule(num_bytes, topology, is_coded=is_coded)
+        took_s = without_s if found is None else cost_of(found, topology, num_bytes)
+        assert took_s <= 1.02 * min(best_s, without_s)
+
+
+def test_sizes_are_rounded_to_a_fifth_and_end():
+    assert [SIZES[size_at(size)] for size in (0.5, 1, 1.05, 1024, 1100, 1 << 50)] == [1, 1, 1, 1024, 1024, 1 << 32]
+    assert fastest_schedule(0, mesh(3, 1)) is None
 
 
 @pytest.mark.parametrize("num_bytes", [1 << 12, 1 << 16, 1 << 24])

@@ -19,9 +19,16 @@ from pliant.collectives import ReduceToOwners, SpreadFromOwners
 from pliant.comm import hierarchical_comm, run_world
 from pliant.planner.genome import Gene, Genome
 from pliant.planner.schedules import with_schedules
-from pliant.schedules import ScheduleError, SolverOptions, background, choice as choice_module, verify
+from pliant.schedules import (
+    ScheduleError,
+    SolverOptions,
+    background,
+    choice as choice_module,
+    predict_cost,
+    verify,
+)
 from pliant.schedules.dense import dense_merged
-from pliant.schedules.owned import direct_s, fastest_owner_schedule, owner_candidates, owner_task
+from pliant.schedules.owned import direct_s, fastest_half, fastest_owner_schedule, owner_candidates, owner_task
 from pliant.schedules.rooted import place_half, roots_of
 from pliant.schedules.trees import pack_trees
 from pliant.simulator import simulate
@@ -218,11 +225,26 @@ def test_on_uneven_worlds_a_schedule_is_predicted_to_be_faster(name, gain):
     assert simulate(planned, workload, topology).step_s == pytest.approx(found.step_s, rel=0.1)
 
 
+@pytest.mark.parametrize("kind", ["reduce", "copy"])
+@pytest.mark.parametrize("owned", [(MIB,) * 4, (5 * MIB, 0, MIB, 2 * MIB), (70, 9000, 400, 0)])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_half_that_is_chosen_is_near_the_best(seed, owned, kind):
+    """Sizes are rounded, of all ranks alike; the best is that of exact sizes, where the other half has nothing."""
+    topology, none = mesh(4, seed), (0,) * 4
+    both = (owned, none) if kind == "reduce" else (none, owned)
+    straight_s, found = direct_s(owned, kind, topology), fastest_half(owned, kind, topology)
+    best_s = owner_candidates(*both, topology)[0].cost.total_s
+    half = None if found is None else place_half(found, kind, owned, tuple((rank,) for rank in range(4)))
+    took_s = straight_s if half is None else predict_cost(half.schedule, half.collective, topology).total_s
+    assert took_s <= 1.05 * min(straight_s, best_s)
+
+
 def test_where_nothing_is_gained_it_stays_direct():
     equal = (MIB,) * 4
     assert fastest_owner_schedule(equal, equal, hosts([1] * 4)) is None
     assert fastest_owner_schedule(equal, (0,) * 4, hosts([1] * 4)) is None
     assert fastest_owner_schedule((0,) * 4, (0,) * 4, mesh(4, 1)) is None
+    assert fastest_half(equal, "copy", hosts([1] * 4)) is fastest_half((0,) * 4, "copy", mesh(4, 1)) is None
     workload = Workload(
         name="test",
         tensors=(TensorSpec(name="w", shape=(1000, 1000), dtype="float32", layer="Linear", ready_s=0.01),),

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pliant.netmodel import Links, OpenedPaths, Overheads, PointToPoint
+from pliant.netmodel import Floats, Links, OpenedPaths, Overheads, PointToPoint
 from pliant.schedules.collective import Collective
-from pliant.spec import Schedule, Topology
+from pliant.spec import Move, Schedule, Topology
 
-__all__ = ["Cost", "RoundCost", "lower_bound_s", "predict_cost"]
+__all__ = ["Cost", "RoundCost", "lower_bound_s", "predict_cost", "times_s"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,36 +72,70 @@ def predict_cost(
         )
     links, opened = Links(topology, overheads), OpenedPaths()
     rounds: list[RoundCost] = []
-    sent = [0] * schedule.num_ranks
+    sent = np.zeros(schedule.num_ranks, dtype=np.int64)
     num_messages = 0
     for moves in schedule.rounds:
-        pair_bytes: Counter[tuple[int, int]] = Counter()
-        reduced: Counter[int] = Counter()
-        for move in moves:
-            num_bytes = collective.block_bytes[move.block]
-            pair_bytes[move.source, move.target] += num_bytes
-            if move.kind == "reduce":
-                reduced[move.target] += num_bytes
-        for (source, _), num_bytes in pair_bytes.items():
-            sent[source] += num_bytes
-        num_messages += len(pair_bytes)
-        rounds.append(_round(pair_bytes, max(reduced.values(), default=0), links, opened))
-    return Cost(rounds=tuple(rounds), sent_bytes=tuple(sent), num_messages=num_messages)
+        messages, most_reduced = _messages_of(moves, collective.block_bytes, np.ones(1))
+        np.add.at(sent, messages.source, messages.share.astype(np.int64))
+        num_messages += len(messages.source)
+        took = links.load(messages)
+        rounds.append(
+            RoundCost(
+                wire_s=float(took.wire_s[0]),
+                loopback_s=float(took.loopback_s[0]),
+                latency_s=float(took.latency_s[0]),
+                start_s=float(opened.left_s(messages, took.start_s)[0]),
+                message_s=float(took.message_s[0]),
+                reduce_s=float(_reduce_s(most_reduced, links)),
+            )
+        )
+    return Cost(rounds=tuple(rounds), sent_bytes=tuple(sent.tolist()), num_messages=num_messages)
 
 
-def _round(pair_bytes: Counter[tuple[int, int]], most_reduced: int, links: Links, opened: OpenedPaths) -> RoundCost:
-    ends = np.array(list(pair_bytes), dtype=np.int64).reshape(-1, 2)  # (num_messages, 2)
-    share = np.array(list(pair_bytes.values()), dtype=np.float64)
-    messages = PointToPoint(source=ends[:, 0], target=ends[:, 1], share=share, num_bytes=np.ones(1))
-    took = links.load(messages)
-    return RoundCost(
-        wire_s=float(took.wire_s[0]),
-        loopback_s=float(took.loopback_s[0]),
-        latency_s=float(took.latency_s[0]),
-        start_s=float(opened.left_s(messages, took.start_s)[0]),
-        message_s=float(took.message_s[0]),
-        reduce_s=most_reduced / links.overheads.reduce_bytes_per_s * links.topology.ranks_per_cpu,
-    )
+def times_s(
+    schedule: Schedule,
+    shares: Sequence[float],
+    num_bytes: Floats,
+    topology: Topology,
+    overheads: Overheads | None = None,
+) -> Floats:
+    """Return what `predict_cost` predicts for several sizes at once, (num_sizes,), with blocks that are not rounded.
+
+    Args:
+        schedule: Its moves.
+        shares: Part of each block in the bytes; moves of blocks without one are left out.
+        num_bytes: (num_sizes,)
+        topology: Network of as many ranks.
+        overheads: Overheads beside it.
+
+    """
+    links, opened, total_s = Links(topology, overheads), OpenedPaths(), np.zeros(len(num_bytes))
+    for moves in schedule.rounds:
+        moving = [move for move in moves if shares[move.block]]
+        if moving:
+            messages, most_reduced = _messages_of(moving, shares, num_bytes)
+            took = links.load(messages)
+            started_s = opened.left_s(messages, took.start_s)
+            total_s += took.total_s - took.start_s + started_s + _reduce_s(most_reduced * num_bytes, links)
+    return total_s
+
+
+def _messages_of(moves: Sequence[Move], sizes: Sequence[float], num_bytes: Floats) -> tuple[PointToPoint, float]:
+    """Return the messages of a round, one a pair of ranks, and how much the rank adds up that adds the most."""
+    pairs: Counter[tuple[int, int]] = Counter()
+    reduced: Counter[int] = Counter()
+    for move in moves:
+        pairs[move.source, move.target] += sizes[move.block]
+        if move.kind == "reduce":
+            reduced[move.target] += sizes[move.block]
+    ends = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)  # (num_messages, 2)
+    share = np.array(list(pairs.values()), dtype=np.float64)
+    messages = PointToPoint(source=ends[:, 0], target=ends[:, 1], share=share, num_bytes=num_bytes)
+    return messages, max(reduced.values(), default=0)
+
+
+def _reduce_s(num_bytes: "Floats | float", links: Links) -> "Floats | float":
+    return num_bytes / links.overheads.reduce_bytes_per_s * links.topology.ranks_per_cpu
 
 
 def lower_bound_s(collective: Collective, topology: Topology, overheads: Overheads | None = None) -> float:

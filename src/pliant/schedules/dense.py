@@ -1,22 +1,34 @@
 """Schedules for sums of dense vectors: the family over orders of hosts, and trees; and torch's ring beside them."""
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
-from pliant.netmodel import DenseExchange, Links, Overheads, PointToPoint, overheads_of
+from pliant.netmodel import DenseExchange, Floats, Links, Overheads, PointToPoint, overheads_of
 from pliant.schedules.collective import Collective, MergedCollective
-from pliant.schedules.cost import predict_cost
+from pliant.schedules.cost import predict_cost, times_s
 from pliant.schedules.orders import host_orders, reordered
 from pliant.schedules.select import Candidate, candidates
 from pliant.schedules.trees import pack_trees
 from pliant.schedules.verify import verify
 from pliant.spec import Schedule, Topology
 
-__all__ = ["dense_candidates", "dense_merged", "dense_task", "fastest_schedule", "owners_s", "ring_s", "tree_schedules"]
+__all__ = [
+    "LIMIT_S",
+    "SIZES",
+    "dense_candidates",
+    "dense_merged",
+    "dense_task",
+    "fastest_schedule",
+    "owners_s",
+    "ring_s",
+    "size_at",
+    "tree_schedules",
+]
 
 _BLOCKS_PER_RANK = 2
 _MOST_RANKS = 24
@@ -26,6 +38,11 @@ _DELAY_QUANTILES = (0.75, 0.5)
 _SIZES = (1 << 16, 1 << 22, 1 << 28)
 """Bytes of vectors for each of which the family's fastest schedules are kept."""
 _KEPT = 4
+_A_DOUBLING = 4
+SIZES = 2.0 ** (np.arange(32 * _A_DOUBLING + 1) / _A_DOUBLING)
+"""Bytes that schedules are chosen for: four sizes in a doubling, to 4 GiB."""
+LIMIT_S = 10.0
+"""Time for all trees together."""
 
 
 def dense_merged(schedule: Schedule, numel: int, itemsize: int = 1) -> MergedCollective:
@@ -47,7 +64,7 @@ def dense_task(num_bytes: int, num_ranks: int) -> Collective:
 
 
 def dense_candidates(
-    num_bytes: int, topology: Topology, overheads: Overheads | None = None, *, limit_s: float = 10.0
+    num_bytes: int, topology: Topology, overheads: Overheads | None = None, *, limit_s: float = LIMIT_S
 ) -> list[Candidate]:
     """Return verified schedules for the sum of a dense vector with what they are predicted to take, the fastest first.
 
@@ -62,24 +79,38 @@ def dense_candidates(
 
     """
     overheads = overheads if overheads is not None else overheads_of(topology)
-    found = [_candidate(s, num_bytes, topology, overheads) for s in _schedules(topology, overheads, limit_s)]
+    made_for = replace(overheads, pause_s=0.0)  # so that they are made once for plans with different pauses
+    found = [_candidate(s, num_bytes, topology, overheads) for s in _schedules(topology, made_for, limit_s)]
     return sorted(found, key=lambda each: (each.cost.total_s, each.cost.num_messages, each.name))
 
 
-@lru_cache(maxsize=256)
 def fastest_schedule(
-    num_bytes: int, topology: Topology, overheads: Overheads | None = None, *, is_coded: bool = False
+    num_bytes: float, topology: Topology, overheads: Overheads | None = None, *, is_coded: bool = False
 ) -> Schedule | None:
     """Return the schedule that is predicted to be the fastest for a vector; None if what needs none is.
 
-    That is Gloo's ring; or, of a vector in codes, whose payload has so many bytes, an average by owners.
+    That is Gloo's ring; or, of a vector in codes, whose payload has so many bytes, an average by owners. Sizes are
+    rounded, as `SIZES` are, so that all are chosen for at once.
     """
-    if topology.num_ranks == 1:
+    if topology.num_ranks == 1 or num_bytes <= 0:
         return None
-    overheads = overheads if overheads is not None else overheads_of(topology)  # alike for both
-    best = dense_candidates(num_bytes, topology, overheads)[0]
-    without_s = owners_s if is_coded else ring_s
-    return best.schedule if best.cost.total_s < without_s(num_bytes, topology, overheads) else None
+    costs = overheads if overheads is not None else overheads_of(topology)  # alike for both
+    return _fastest_by_size(topology, costs, is_coded=is_coded)[size_at(num_bytes)]
+
+
+def size_at(num_bytes: float) -> int:
+    """Return the place of a size among `SIZES`: the nearest one."""
+    return min(max(0, round(_A_DOUBLING * math.log2(num_bytes))), len(SIZES) - 1)
+
+
+@lru_cache(maxsize=64)
+def _fastest_by_size(topology: Topology, overheads: Overheads, *, is_coded: bool) -> tuple[Schedule | None, ...]:
+    """Return the fastest of each of `SIZES`, of schedules that are made for the costs of the machines alone."""
+    known = sorted(_schedules(topology, overheads_of(topology), LIMIT_S), key=lambda each: (each.num_moves, each.name))
+    took_s = [times_s(each, each.parts, SIZES, topology, overheads) for each in known]
+    without_s = (_owners_s if is_coded else _ring_s)(SIZES, topology, overheads)
+    fastest = np.argmin([without_s, *took_s], axis=0)
+    return tuple(known[at - 1] if at else None for at in fastest)
 
 
 @lru_cache(maxsize=8)
@@ -94,15 +125,17 @@ def _schedules(topology: Topology, overheads: Overheads, limit_s: float) -> tupl
 
 def ring_s(num_bytes: float, topology: Topology, overheads: Overheads | None = None) -> float:
     """Return what Gloo's ring is predicted to take for a dense vector; each rank sends to the one before it."""
+    return float(_ring_s(np.array([num_bytes]), topology, overheads)[0])
+
+
+def _ring_s(num_bytes: Floats, topology: Topology, overheads: Overheads | None) -> Floats:
     num_ranks, links = topology.num_ranks, Links(topology, overheads)
     if num_ranks == 1:
-        return 0.0
+        return np.zeros(len(num_bytes))
     ranks, share = np.arange(num_ranks)[::-1], np.full(num_ranks, 1 / num_ranks)
-    around = PointToPoint(
-        source=ranks, target=(ranks - 1) % num_ranks, share=share, num_bytes=np.array([num_bytes]), cyclic=True
-    )
+    around = PointToPoint(source=ranks, target=(ranks - 1) % num_ranks, share=share, num_bytes=num_bytes, cyclic=True)
     added_s = num_bytes * (num_ranks - 1) / num_ranks / links.overheads.reduce_bytes_per_s * topology.ranks_per_cpu
-    return float(links.load(around, 2 * (num_ranks - 1)).total_s[0]) + added_s
+    return links.load(around, 2 * (num_ranks - 1)).total_s + added_s
 
 
 def owners_s(num_bytes: float, topology: Topology, overheads: Overheads | None = None) -> float:
@@ -111,13 +144,16 @@ def owners_s(num_bytes: float, topology: Topology, overheads: Overheads | None =
     Each rank sends every other one its part, and the owner sends the mean to all, over windows that the first half has
     opened. Coding takes about as long by any schedule, and is not counted.
     """
-    num_ranks = topology.num_ranks
+    return float(_owners_s(np.array([num_bytes]), topology, overheads)[0])
+
+
+def _owners_s(num_bytes: Floats, topology: Topology, overheads: Overheads | None) -> Floats:
+    num_ranks, links = topology.num_ranks, Links(topology, overheads)
     if num_ranks == 1:
-        return 0.0
-    everybody = np.ones((1, num_ranks))
-    half = DenseExchange(give=everybody, take=everybody * num_bytes / num_ranks, rotated=True)
-    links = Links(topology, overheads)
-    return float((links.load(half).total_s + links.load(half, pause_s=0.0).total_s)[0])
+        return np.zeros(len(num_bytes))
+    parts = np.ones((1, num_ranks)) * num_bytes[:, None] / num_ranks
+    half = DenseExchange(give=np.ones_like(parts), take=parts, rotated=True)
+    return links.load(half).total_s + links.load(half, pause_s=0.0).total_s
 
 
 def _of_family(topology: Topology, overheads: Overheads) -> Iterator[Schedule]:

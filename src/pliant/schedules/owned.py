@@ -9,10 +9,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from pliant.netmodel import DenseExchange, Links, Overheads, overheads_of
+from pliant.netmodel import DenseExchange, Floats, Links, Overheads, overheads_of
 from pliant.schedules.collective import Collective
-from pliant.schedules.cost import Cost, predict_cost
-from pliant.schedules.dense import dense_merged, tree_schedules
+from pliant.schedules.cost import Cost, predict_cost, times_s
+from pliant.schedules.dense import LIMIT_S, SIZES, dense_merged, size_at, tree_schedules
 from pliant.schedules.family import build_schedule, shapes
 from pliant.schedules.orders import host_orders, reordered
 from pliant.schedules.rooted import Half, half_of, roots_of
@@ -20,7 +20,7 @@ from pliant.schedules.select import Candidate
 from pliant.schedules.verify import verify
 from pliant.spec import Schedule, Topology
 
-__all__ = ["direct_s", "fastest_owner_schedule", "owner_candidates", "owner_task"]
+__all__ = ["direct_s", "fastest_half", "fastest_owner_schedule", "owner_candidates", "owner_task"]
 
 _PARTS = 16
 """Shares are rounded to so many parts of a rank's mean, so that vectors that are cut about alike share schedules."""
@@ -45,7 +45,7 @@ def owner_candidates(
     overheads: Overheads | None = None,
     *,
     num_sums: int = 1,
-    limit_s: float = 10.0,
+    limit_s: float = LIMIT_S,
 ) -> list[Candidate]:
     """Return verified schedules whose roots are owners with what they are predicted to take, the fastest first.
 
@@ -62,12 +62,11 @@ def owner_candidates(
 
     """
     overheads = overheads if overheads is not None else overheads_of(topology)
-    given = [round(num_sums * to + back) for to, back in zip(to_bytes, from_bytes, strict=True)]
-    part = sum(given) / len(given) / _PARTS or 1
-    shares = tuple(max(1, round(each / part)) if each else 0 for each in given)
+    shares = _shares([num_sums * to + back for to, back in zip(to_bytes, from_bytes, strict=True)])
+    made_for = replace(overheads, pause_s=0.0)  # so that they are made once for plans with different pauses
     found = [
         _candidate(schedule, to_bytes, from_bytes, topology, overheads, num_sums)
-        for schedule in _schedules(shares, topology, overheads, limit_s)
+        for schedule in _schedules(shares, topology, made_for, limit_s)
     ]
     return sorted(found, key=lambda each: (each.cost.total_s, each.cost.num_messages, each.name))
 
@@ -91,17 +90,56 @@ def fastest_owner_schedule(
     return best.schedule if best.cost.total_s < straight_s else None
 
 
+def fastest_half(owned_bytes: Sequence[float], kind: Half, topology: Topology) -> Schedule | None:
+    """Return the fastest schedule where sums alone go to owners, or parts alone back; None if the direct way is.
+
+    Sizes are rounded as those of `dense.SIZES`, so that all that are cut alike are chosen for at once.
+
+    Args:
+        owned_bytes: Of the part that each rank owns, (num_ranks,).
+        kind: Whether parts are summed, or copied.
+        topology: Network of the ranks, whose machines' costs are taken.
+
+    """
+    if topology.num_ranks == 1 or not any(owned_bytes):
+        return None
+    largest = max(owned_bytes)
+    below = tuple(size_at(largest / each) if each else None for each in owned_bytes)
+    return _fastest_half_by_size(below, kind, topology)[size_at(largest)]
+
+
+@lru_cache(maxsize=64)
+def _fastest_half_by_size(below: tuple[int | None, ...], kind: Half, topology: Topology) -> tuple[Schedule | None, ...]:
+    """Return the fastest for each of `SIZES` as the largest part, of which the others are so many places below."""
+    overheads = overheads_of(topology)
+    owned = [0.0 if less is None else float(SIZES[0] / SIZES[less]) for less in below]
+    known = sorted(
+        _schedules(_shares(owned), topology, overheads, LIMIT_S), key=lambda each: (each.num_moves, each.name)
+    )
+    took_s = [times_s(half_of(each, kind), _parts_of(each, owned), SIZES, topology, overheads) for each in known]
+    fastest = np.argmin([_direct_s(np.outer(SIZES, owned), kind, topology, overheads), *took_s], axis=0)
+    return tuple(known[at - 1] if at else None for at in fastest)
+
+
+def _shares(owned: Sequence[float]) -> tuple[int, ...]:
+    """Return what ranks own in whole parts of a rank's mean."""
+    part = sum(owned) / len(owned) / _PARTS or 1
+    return tuple(max(1, round(each / part)) if each else 0 for each in owned)
+
+
 def direct_s(owned_bytes: Sequence[int], kind: Half, topology: Topology, overheads: Overheads | None = None) -> float:
     """Return what parts of so many bytes are predicted to take straight from every rank to their owners, or back."""
-    held, everybody = np.array([owned_bytes], dtype=np.float64), np.ones((1, len(owned_bytes)))
-    if not held.any():
-        return 0.0
-    links = Links(topology, overheads)
+    return float(_direct_s(np.array([owned_bytes], dtype=np.float64), kind, topology, overheads)[0])
+
+
+def _direct_s(held: Floats, kind: Half, topology: Topology, overheads: Overheads | None) -> Floats:
+    """Return the same for several sizes, (num_sizes, num_ranks)."""
+    links, everybody = Links(topology, overheads), np.ones_like(held)
     give, take = (everybody, held) if kind == "reduce" else (held, everybody)
-    sent_s = float(links.load(DenseExchange(give=give, take=take, rotated=True)).total_s[0])
+    sent_s = links.load(DenseExchange(give=give, take=take, rotated=True)).total_s
     if kind == "copy":
         return sent_s
-    added = float(held.max()) * (len(owned_bytes) - 1)
+    added = held.max(axis=1) * (held.shape[1] - 1)
     return sent_s + added / links.overheads.reduce_bytes_per_s * topology.ranks_per_cpu
 
 
@@ -158,10 +196,16 @@ def _cost_of_half(
 ) -> Cost:
     """Predict half of a schedule with each owner's bytes in the blocks whose root it is, by their shares."""
     half, roots = half_of(schedule, kind), roots_of(schedule)
-    rooted = np.bincount(roots, schedule.shares, schedule.num_ranks)
-    sizes = tuple(round(owned_bytes[root] * s / rooted[root]) for root, s in zip(roots, schedule.shares, strict=True))
+    sizes = tuple(round(part) for part in _parts_of(schedule, owned_bytes))
     moving = (tuple(move for move in moves if sizes[move.block]) for moves in half.rounds)
     half = replace(half, rounds=tuple(moves for moves in moving if moves))
     everybody = (tuple(range(schedule.num_ranks)),) * len(roots)
     task = Collective(num_ranks=schedule.num_ranks, block_bytes=sizes, holders=everybody, needers=everybody)
     return predict_cost(half, task, topology, overheads)
+
+
+def _parts_of(schedule: Schedule, owned: Sequence[float]) -> list[float]:
+    """Return how much of what its root owns each block is, by the blocks' shares."""
+    roots = roots_of(schedule)
+    rooted = np.bincount(roots, schedule.shares, schedule.num_ranks)
+    return [float(owned[root] * share / rooted[root]) for root, share in zip(roots, schedule.shares, strict=True)]

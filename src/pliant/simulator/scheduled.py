@@ -1,6 +1,5 @@
 """Sums that go by a schedule in the place of a ring."""
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from pliant.netmodel import Floats, PointToPoint, Round
 from pliant.schedules.dense import fastest_schedule
 from pliant.spec import Schedule, Scheduling, Topology
 
-__all__ = ["by_schedule", "require_ranks", "rounded_bytes", "rounds_of_blocks"]
+__all__ = ["by_schedule", "require_ranks", "rounds_of_blocks"]
 
 
 def by_schedule(rounds: Sequence[Round], schedule: Scheduling, topology: Topology) -> list[Round]:
@@ -48,15 +47,10 @@ def require_ranks(schedule: Scheduling, topology: Topology) -> None:
         )
 
 
-def rounded_bytes(num_bytes: float) -> int:
-    """Return the bytes to a fifth, so that few sizes are chosen for."""
-    return round(2 ** (round(4 * math.log2(num_bytes)) / 4)) if num_bytes > 0 else 0
-
-
 def _in_place_of(ring: Round, around: PointToPoint, schedule: Scheduling, topology: Topology) -> Iterator[Round]:
     """Yield the rounds of the schedules of all buckets; each round has the bytes of the buckets that are in it."""
     chosen = [
-        schedule if isinstance(schedule, Schedule) else fastest_schedule(rounded_bytes(size), topology)
+        schedule if isinstance(schedule, Schedule) else fastest_schedule(float(size), topology)
         for size in around.num_bytes
     ]
     yield replace(ring, messages=None, repeat=1, after={})
@@ -66,8 +60,7 @@ def _in_place_of(ring: Round, around: PointToPoint, schedule: Scheduling, topolo
             added = mine * (topology.num_ranks - 1) / topology.num_ranks
             yield Round(messages=replace(around, num_bytes=mine), repeat=ring.repeat, after={"reduce_bytes": added})
         else:
-            shares = one.shares or (1 / one.num_blocks,) * one.num_blocks
-            yield from rounds_of_blocks(one, shares, mine)
+            yield from rounds_of_blocks(one, one.parts, mine)
     after = {key: value for key, value in ring.after.items() if key != "reduce_bytes"}
     if after:
         yield Round(messages=None, before=after)

@@ -13,7 +13,7 @@ from pliant.netmodel import BucketBatch, Floats, PointToPoint, Round
 from pliant.schedules.coded_rounds import CodedRound, coded_rounds, room
 from pliant.schedules.dense import fastest_schedule
 from pliant.simulator.rounds import scatter_gather_rounds
-from pliant.simulator.scheduled import require_ranks, rounded_bytes
+from pliant.simulator.scheduled import require_ranks
 from pliant.spec import CodecSpec, ScatterGather, Schedule, Topology
 from pliant.spec.exchange import Feedback
 
@@ -50,7 +50,7 @@ def _schedule_for(node: ScatterGather, numel: int, topology: Topology) -> Schedu
     """Return the way of a bucket's sum; None by owners."""
     if isinstance(node.schedule, Schedule):
         return node.schedule
-    return fastest_schedule(rounded_bytes(payload_bytes(node.codec, numel)), topology, is_coded=True)
+    return fastest_schedule(payload_bytes(node.codec, numel), topology, is_coded=True)
 
 
 def _rounds_of(schedule: Schedule, node: ScatterGather, numel: int, those: Floats) -> Iterator[Round]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pliant.layouts.payloads import granularity
 from pliant.netmodel import BucketBatch, Floats, Round, passes, work
 from pliant.schedules.coded_rounds import coded_rounds
-from pliant.schedules.owned import fastest_owner_schedule
+from pliant.schedules.owned import fastest_half
 from pliant.schedules.rooted import Half, place_half
 from pliant.simulator.owner_rounds import (
     norms_of_parts,
@@ -22,7 +22,7 @@ from pliant.simulator.owner_rounds import (
     weights_by_hosts,
     weights_from_owners,
 )
-from pliant.simulator.scheduled import require_ranks, rounded_bytes, rounds_of_blocks
+from pliant.simulator.scheduled import require_ranks, rounds_of_blocks
 from pliant.simulator.scheduled_codes import round_in_codes
 from pliant.spec import CodecSpec, OwnedOptimizer, OwnerScheduling, ParameterServer, Schedule, Topology
 from pliant.spec.owners import schedule_of
@@ -130,10 +130,8 @@ def _schedules_for(
         return [schedule if held.any() else None for held in sizes]
     found: list[Schedule | None] = []
     for held in sizes:
-        on_hosts = (held[list(ranks)].sum() for ranks in _hosts_in(topology, by_hosts=by_hosts))
-        owned, none = tuple(map(rounded_bytes, on_hosts)), (0,) * places.num_ranks
-        both = (owned, none) if kind == "reduce" else (none, owned)
-        found.append(fastest_owner_schedule(*both, places))
+        on_hosts = [float(held[list(ranks)].sum()) for ranks in _hosts_in(topology, by_hosts=by_hosts)]
+        found.append(fastest_half(on_hosts, kind, places))
     return found
 
 

@@ -59,14 +59,18 @@ class Schedule:
                 f"sum is {sum(self.shares):g}; give one of at least 0 for each block, which are 1 together."
             )
 
+    @property
+    def parts(self) -> tuple[float, ...]:
+        """Share of each block in a dense vector."""
+        return self.shares or (1 / max(self.num_blocks, 1),) * self.num_blocks
+
     def cuts(self, numel: int, granularity: int = 1) -> tuple[int, ...]:
         """Return where the blocks of a dense vector of so many elements begin, and where the last one ends.
 
         They begin at multiples of `granularity`.
         """
-        shares = self.shares or (1 / max(self.num_blocks, 1),) * self.num_blocks
         num_units = -(-numel // granularity)
-        inner = [min(numel, granularity * round(num_units * part)) for part in accumulate(shares)]
+        inner = [min(numel, granularity * round(num_units * part)) for part in accumulate(self.parts)]
         return (0, *inner[:-1], numel) if inner else (0,)
 
     @property
