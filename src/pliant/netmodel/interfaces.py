@@ -49,6 +49,18 @@ class Interfaces:
         self.link_latency_s = np.array([link.latency_s for link in links])
 
     @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of hosts' interfaces, racks' and links: "host0 out", "rack1 up", "host0 -> host2", ..."""
+        hosts = [host.name for host in self.topology.hosts]
+        racks = [rack.name for rack in self.topology.racks]
+        pairs = zip(self.link_source, self.link_target, strict=True)
+        return (
+            *(f"{name} {way}" for way in ("out", "in") for name in hosts),
+            *(f"{name} {way}" for way in ("up", "down") for name in racks),
+            *(f"{hosts[a]} -> {hosts[b]}" for a, b in pairs),
+        )
+
+    @cached_property
     def delays_s(self) -> Floats:
         """One-way delay from host to host, (num_hosts, num_hosts); 0 to itself."""
         delays_s = np.tile(self.delay_s, (self.num_hosts, 1)) * (1 - np.eye(self.num_hosts))

@@ -1,7 +1,6 @@
 """Time of messages on a topology: that of the interface whose last message arrives last."""
 
 from dataclasses import replace
-from functools import cached_property
 
 import numpy as np
 
@@ -29,17 +28,6 @@ class Links(Interfaces):
     long (docs/schedules.md); flows on uplinks do not. Where ranks share CPUs, messages take `Topology.ranks_per_cpu`
     times as long. After a pause TCP starts slowly on each path (`netmodel.slow_start`).
     """
-
-    @cached_property
-    def _names(self) -> tuple[str, ...]:
-        hosts = [host.name for host in self.topology.hosts]
-        racks = [rack.name for rack in self.topology.racks]
-        pairs = zip(self.link_source, self.link_target, strict=True)
-        return (
-            *(f"{name} {way}" for way in ("out", "in") for name in hosts),
-            *(f"{name} {way}" for way in ("up", "down") for name in racks),
-            *(f"{hosts[a]} -> {hosts[b]}" for a, b in pairs),
-        )
 
     def load(
         self, messages: Messages, repeat: int = 1, pause_s: float | None = None, *, posted: bool = True
@@ -118,15 +106,14 @@ class Links(Interfaces):
             block_s = np.maximum(wire_s, inside / self.overheads.loopback_bytes_per_s)
             latency_s = np.maximum(latency_s, repeat * (loads.turn_s - block_s / 2))
         return RoundTime(
-            overheads=self.overheads,
-            ranks_per_cpu=self.topology.ranks_per_cpu,
+            links=self,
             rate_s=repeat * rate_s,
             loopback_bytes=repeat * inside,
             latency_s=latency_s,
             start_s=lost_s(self, loads.paths, busy_s, last_s, pause_s),
             staging_s=np.zeros(len(times)),
             num_messages=handled,
-            busiest=tuple(self._names[k] for k in at),
+            busiest=at,
         )
 
 

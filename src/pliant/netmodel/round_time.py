@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pliant.netmodel.messages import Floats
-from pliant.netmodel.overheads import Overheads
+from pliant.netmodel.interfaces import Interfaces
+from pliant.netmodel.messages import Floats, Ints
 
 __all__ = ["RoundTime"]
 
@@ -14,9 +14,7 @@ __all__ = ["RoundTime"]
 class RoundTime:
     """Seconds that a round of messages takes, and the counts that they come from, (num_buckets,) each."""
 
-    overheads: Overheads
-    ranks_per_cpu: float
-    """Of the topology: how many times as long messages take as on cores of their own."""
+    links: Interfaces
     rate_s: Floats
     """Bytes of the busiest interface over its rate, with the sharing of its flows."""
     loopback_bytes: Floats
@@ -29,23 +27,23 @@ class RoundTime:
     """Time in which a rank's messages to and from other hosts go over its bus, where they are staged."""
     num_messages: Floats
     """Messages that the busiest rank sends and receives."""
-    busiest: tuple[str, ...]
-    """Name of the busiest interface for each bucket: "host0 out", "rack1 up", "host0 -> host2", ..."""
+    busiest: Ints
+    """Number of the busiest interface, in the order of `Interfaces.names`."""
 
     @property
     def wire_s(self) -> Floats:
         """Time of the busiest interface."""
-        return self.rate_s * self.overheads.wire_factor
+        return self.rate_s * self.links.overheads.wire_factor
 
     @property
     def loopback_s(self) -> Floats:
         """Time of the bytes between ranks of one host."""
-        return self.loopback_bytes / self.overheads.loopback_bytes_per_s
+        return self.loopback_bytes / self.links.overheads.loopback_bytes_per_s
 
     @property
     def message_s(self) -> Floats:
         """Time of the rank that handles the most messages."""
-        return self.num_messages * self.overheads.message_s * self.ranks_per_cpu
+        return self.num_messages * self.links.overheads.message_s * self.links.topology.ranks_per_cpu
 
     @property
     def busy_s(self) -> Floats:
@@ -59,6 +57,6 @@ class RoundTime:
 
     @property
     def bottleneck(self) -> tuple[str, ...]:
-        """Name of what takes longest in each bucket: an interface, or "loopback"."""
-        slow = self.loopback_s > self.wire_s
-        return tuple("loopback" if inside else name for inside, name in zip(slow, self.busiest, strict=True))
+        """Name of what takes longest in each bucket: an interface, such as "host0 out", or "loopback"."""
+        slow, names = self.loopback_s > self.wire_s, self.links.names
+        return tuple("loopback" if inside else names[at] for inside, at in zip(slow, self.busiest, strict=True))
