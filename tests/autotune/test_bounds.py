@@ -9,6 +9,7 @@ import torch
 
 import pliant
 from models import new_ddp, train, weights
+from planner.made_up_ratios import table
 from pliant.algorithms.plans import plan_of
 from pliant.autotune import measurements, tuner
 from pliant.autotune.bounds import BoundCheck, QualityBounds
@@ -20,6 +21,8 @@ from pliant.netmodel import PRESETS
 from pliant.planner import BASELINES, OWN_EXCHANGE, Gene, Genome, Quality, Space
 from pliant.profiling.gradient_statistics import GradientStatistics
 from pliant.spec import Custom
+
+__all__ = ["table"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,8 +236,10 @@ def test_bounds_are_above_0():
         QualityBounds(distance=math.nan)
 
 
-def test_what_was_given_up_and_what_is_stronger_is_not_admitted_again():
+def test_what_was_given_up_and_what_is_stronger_is_not_admitted_again(table):
     from planner.examples import FLAT, WORKLOAD
+
+    table()
 
     quality = Quality(
         budget=3.0, rejected=frozenset(at_least_as_lossy(Gene("sparse", {"choice": "topk", "ratio": 0.02})))

@@ -351,7 +351,7 @@ def test_what_is_not_known_of_a_training_is_not_tried(monkeypatch, kind, optimiz
     asked = []
 
     def search(self, num_trials):
-        genes = {"tasc": {"agreement": "leader", "ratio": 0.1}, "local": {"every": 8}}
+        genes = {"tasc": {"agreement": "leader", "ratio": 0.1}, "local": {"every": 2}}
         asked.append([name for name, settings in genes.items() if self.quality.admits(Gene(name, settings))])
         trial = yield Genome(Gene("exact", {"bits": 32})), math.inf
         return SearchResult(best=trial.genes, trials=(trial,), stopped="")

@@ -244,8 +244,8 @@ def test_plans_that_leave_ranks_apart_are_not_tried_where_weights_must_be_equal(
     monkeypatch.setattr(tuner, "look_ahead", lambda *given: asked.append(given[3]) or look(*given))
     auto = pliant.Auto(quality=1.5, watch=False, equal_weights=equal_weights, least_gain=1e6, **QUICK)
     pliant.run_world(2, lambda place: flown(place, auto, 9000, until_chosen=True))
-    assert [quality.admits(Gene("local", {"every": 4})) for quality in asked] == [not equal_weights]
-    assert [quality.admits(Gene("low_rank", {"rank": 4})) for quality in asked] == [True]
+    assert [quality.admits(Gene("local", {"every": 2})) for quality in asked] == [not equal_weights]
+    assert [quality.admits(Gene("fed_back", {"bits": 4})) for quality in asked] == [True]
 
 
 @pytest.mark.parametrize("step_s", [1e-4, 0.1, 0.4, 60.0])

@@ -60,10 +60,11 @@ def test_points_are_within_their_limits_and_none_hides_a_better_one(found):
 
 
 def test_the_speed_up_is_the_ratio_of_steps_times_over_that_of_steps(found):
-    _, points = found
+    optimizer, points = found
+    quality = Quality(optimizer=optimizer, unmeasured=True, scale=Scale.of(WORKLOAD, FOUR))
     ddp = step_s([BASELINES["ddp"]])[0]
     for p in points:
-        assert p.speedup == pytest.approx(ddp / step_s([p.genes])[0] / (Quality().ratio(p.genes) or 1))
+        assert p.speedup == pytest.approx(ddp / step_s([p.genes])[0] / (quality.ratio(p.genes) or 1))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,8 @@ def test_the_speed_up_is_the_ratio_of_steps_times_over_that_of_steps(found):
         ),
     ],
 )
-def test_a_plan_that_is_known_to_lose_with_an_optimizer_has_the_word(gene, optimizer, loses, told):
+def test_a_plan_that_is_known_to_lose_with_an_optimizer_has_the_word(gene, optimizer, loses, told, table):
+    table()
     risk = risk_of(Genome(gene), optimizer)
     assert risk.loses is loses
     assert told in risk.sentence

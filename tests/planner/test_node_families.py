@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 
 import pliant
 from planner.examples import FLAT, TWO_A_HOST, WORKLOAD
+from planner.made_up_ratios import table
 from pliant.netmodel import Overheads
 from pliant.planner import FAMILIES, Gene, Genome, LeastTimes, Quality, Space, all_of, named_genomes, search_predicted
 from pliant.planner.compositions import composition, searched_genes
@@ -17,6 +18,8 @@ from pliant.planner.node_families import NodeFamily, tried_values
 from pliant.simulator import simulate
 from pliant.spec import Exchange, Host, Rack, Topology, from_json, to_json
 from pliant.spec.ranges import Count, Range, Tried
+
+__all__ = ["table"]
 
 INT4 = "ScatterGather(codec=int4, feedback='both')"
 LINKED = Topology(hosts=tuple(Host(name=f"h{k}", send_bytes_per_s=1e7, receive_bytes_per_s=1e7) for k in range(4)))
@@ -59,7 +62,8 @@ def test_asynchrony_periods_delays_and_codecs_inside_are_reached():
     assert Gene("ParameterServer", {"codec": "int4"}).exchange.staleness_bound == 1
 
 
-def test_the_ratio_of_a_node_around_another_is_the_product_of_both():
+def test_the_ratio_of_a_node_around_another_is_the_product_of_both(table):
+    table()
     gene, quality = local(INT4), Quality(budget=1.12)
     assert [part.summary for part in composition(gene)] == ["local(every=8)", "fed_back(bits=4)"]
     assert quality.ratio_of(gene) == pytest.approx(1.07 * 1.04)
@@ -71,7 +75,8 @@ def test_the_ratio_of_a_node_around_another_is_the_product_of_both():
     assert Quality(budget=9).ratio_of(local("ScatterGather(codec=natural)")) is None
 
 
-def test_small_parameters_may_be_exchanged_otherwise_than_large_ones():
+def test_small_parameters_may_be_exchanged_otherwise_than_large_ones(table):
+    table()
     space = Space(WORKLOAD, FLAT, Quality(budget=1.6), combined=True)
     assert space.sizes == (1 << 16,)  # between those of the convolutions and of the linear layers
     mixed = Genome(Gene("low_rank", {"rank": 4}), sizes=((1 << 16, Gene("owner", {})),), cut="auto")

@@ -66,7 +66,7 @@ def test_all_builders_can_be_run_first():
 
 
 def test_what_is_known_is_learned_from_and_not_run_again():
-    fast = Trial(genes=BASELINES["onebit"], steps_s=(1e-3,))
+    fast = Trial(genes=BASELINES["ddp-bf16"], steps_s=(1e-3,))
     model, asked = Rough(), []
 
     def measure(genes: Genome, *, give_up_above_s: float) -> Trial:

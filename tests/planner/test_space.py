@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 
 import pliant
 from planner.examples import FLAT, TWO_A_HOST, WORKLOAD
+from planner.made_up_ratios import table
 from pliant.algorithms import parse, plan_of
 from pliant.netmodel import Overheads
 from pliant.planner import BASELINES, Gene, Genome, Quality, Space, schedules
@@ -30,6 +31,8 @@ from pliant.spec import (
     to_json,
 )
 from pliant.spec.plan import SyncPlan
+
+__all__ = ["table"]
 
 EVERYTHING = Space(WORKLOAD, TWO_A_HOST, Quality(budget=10))
 
@@ -71,7 +74,7 @@ def test_classes_of_layers_are_those_that_weigh():
 
 
 def test_what_can_be_enumerated_is_inside_and_different():
-    space = Space(WORKLOAD, FLAT, Quality(budget=1.05))
+    space = Space(WORKLOAD, FLAT, Quality(budget=1.2))
     found = list(space.enumerate())
     assert len({genes.plan().hash for genes in found}) == len(found) > 50
     assert all(genes in space for genes in found)
@@ -144,10 +147,10 @@ def test_owners_add_up_inside_hosts_where_these_have_several_ranks():
 
 def test_sparse_gradients_go_as_the_network_wants():
     """On long links fewer rounds win, also where they are more bytes; without sparse rows there is no choice."""
-    table = TensorSpec(
+    rows = TensorSpec(
         name="e", shape=(100_000, 32), dtype="float32", layer="Embedding", ready_s=0.0, sparse_rows=2000.0, distinct=0.3
     )
-    words = Workload(name="words", tensors=(table,), forward_s=0.01, backward_s=0.01)
+    words = Workload(name="words", tensors=(rows,), forward_s=0.01, backward_s=0.01)
     rng, genes = random.Random(0), Genome(Gene("exact", {"bits": 32}))
     assert {Space(WORKLOAD, FLAT, Quality()).sample(rng).sparse for _ in range(50)} == {"auto"}
     for delay_s, wanted in ((0.0, "owners"), (0.3, "gather")):
@@ -165,7 +168,8 @@ def test_sparse_gradients_go_as_the_network_wants():
     assert replace(genes, sparse="dense").plan().hash != genes.plan().hash
 
 
-def test_ratios_of_steps_bound_what_is_milder():
+def test_ratios_of_steps_bound_what_is_milder(table):
+    table()
     quality = Quality(budget=2)
     assert quality.ratio_of(Gene("local", {"every": 8})) == 1.07
     assert quality.ratio_of(Gene("local", {"every": 2})) == 1.07  # milder than what was measured
@@ -189,7 +193,8 @@ def test_sizes_that_mean_the_same_plan_come_once():
     assert {space.sample(rng).chunk_bytes for _ in range(200)} == {2**18, 2**20, 2**22}
 
 
-def test_what_was_never_measured_with_an_optimizer_is_not_chosen():
+def test_what_was_never_measured_with_an_optimizer_is_not_chosen(table):
+    table()
     lossy, exact = Gene("quantized", {"bits": 8}), Gene("exact", {"bits": 16})
     weights = Gene("local", {"every": 8})
     other = Quality(budget=3, optimizer="AdamW")

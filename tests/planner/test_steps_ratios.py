@@ -108,6 +108,15 @@ def test_the_nearest_smaller_size_counts_on_at_least_as_many_ranks(judge, parame
     assert not Quality(budget=ratio + 0.01, optimizer=BOTH, scale=Scale(parameters, ranks)).admits(MULOCO)
 
 
+def test_on_more_ranks_a_row_counts_where_all_add_up_gradients_in_each_step(table):
+    """More ranks average errors of gradients, but drift apart further where weights differ."""
+    rows = [(Gene("fed_back", {"bits": 4}), 4), (Gene("fed_back", {"bits": 4}), 8), (LOCAL, 4), (LOCAL, 8)]
+    table(*(ratio_row(gene, "SGD", 1 + ranks / 100, 1 + ranks / 100, ranks=ranks) for gene, ranks in rows))
+    for ranks, expected in ((2, (1.04, 1.04)), (8, (1.08, 1.08)), (500, (1.08, math.inf))):
+        fitted = fitted_ratios("SGD", Scale(1_000, ranks))
+        assert tuple(fitted[gene].worst for gene in (rows[0][0], LOCAL)) == expected
+
+
 @pytest.mark.parametrize(("parameters", "ranks"), [(124_000_000, 9), (60_000, 8), (59_999, 4), (0, 0)])
 def test_beyond_what_was_measured_nothing_is_admitted(judge, parameters, ranks):
     scale = Scale(parameters, ranks)

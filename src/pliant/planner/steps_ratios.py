@@ -116,9 +116,10 @@ def _shipped() -> dict[str, dict[Gene, list[FittedRatio]]]:
 def fitted_ratios(optimizer: str, scale: Scale = UNKNOWN_SCALE) -> Mapping[Gene, FittedRatio]:
     """Return the shipped row of each way of exchanging that judges a training; empty for an optimizer without any.
 
-    A row counts for models that are at least as large, and for at most as many ranks: relaxations cost more on more
-    ranks, and, as published trainings say, no more on larger models. Of those that count, the nearest in size is taken,
-    then the nearest in ranks, then the worst. Where none counts, one of most ranks says why, as `beyond`.
+    A row counts for models that are at least as large, since published trainings say that relaxations cost no more on
+    them. It counts for at most as many ranks where ranks' weights differ, and for any number where all ranks add up
+    gradients in each step, whose errors more ranks average. Of those that count, the nearest in size is taken, then the
+    nearest in ranks, then the worst. Where none counts, one of most ranks says why, as `beyond`.
 
     Args:
         optimizer: Class, such as 'AdamW', or classes, such as 'AdamW and Muon', which count as 'Muon'.
@@ -126,7 +127,7 @@ def fitted_ratios(optimizer: str, scale: Scale = UNKNOWN_SCALE) -> Mapping[Gene,
 
     """
     rows = _shipped().get(_measured_as(optimizer), {})
-    return MappingProxyType({gene: _judging(each, scale) for gene, each in rows.items()})
+    return MappingProxyType({gene: _judging(gene, each, scale) for gene, each in rows.items()})
 
 
 def row_for(gene: Gene, optimizer: str, scale: Scale = UNKNOWN_SCALE) -> FittedRatio | None:
@@ -143,9 +144,10 @@ def _measured_as(optimizer: str) -> str:
     return "Muon" if set(optimizer.split(" and ")) == {"AdamW", "Muon"} else optimizer
 
 
-def _judging(rows: Sequence[FittedRatio], scale: Scale) -> FittedRatio:
-    counting = [row for row in rows if row.parameters <= scale.parameters and scale.ranks <= row.ranks]
+def _judging(gene: Gene, rows: Sequence[FittedRatio], scale: Scale) -> FittedRatio:
+    most = scale.ranks if gene.exchange.weights_may_diverge else 0
+    counting = [row for row in rows if row.parameters <= scale.parameters and most <= row.ranks]
     if counting:
-        return min(counting, key=lambda row: (-row.parameters, row.ranks, -row.highest, -row.ratio))
+        return min(counting, key=lambda row: (-row.parameters, abs(row.ranks - scale.ranks), -row.highest, -row.ratio))
     ours = f"{scale.ranks} ranks or more with {scale.parameters / 1e6:.3g} M parameters or fewer"
     return replace(max(rows, key=lambda row: (row.ranks, -row.parameters)), beyond=f"nothing was measured on {ours}")
