@@ -332,6 +332,8 @@ def test_plans_keep_their_schedules_in_json_and_text(schedule):
     plan = resolve_plan(node, torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1))
     assert from_json(SyncPlan, to_json(plan)) == plan
     assert pliant.parse(str(node)) == node
+    if schedule != "auto":
+        assert len(str(plan)) < 200 < len(str(node)), "what a person reads has its name alone"
 
 
 def test_words_that_are_no_schedule_are_refused(tmp_path):

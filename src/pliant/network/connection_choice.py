@@ -7,13 +7,13 @@ from dataclasses import asdict
 import numpy as np
 import torch
 
-from pliant.comm import Comm, broadcast_text
+from pliant.comm import Comm
 from pliant.comm.striping import MAX_CONNECTIONS, ConnectionChoice
 from pliant.netmodel import Floats, Ints
 from pliant.netmodel.slow_start import halvings
 from pliant.network.inference import Matrix, Pair, round_robin_pairs, split_into_rounds
 from pliant.network.parallel_streams import End, measure_connections
-from pliant.network.rank_places import ranks_of_hosts, require_gloo
+from pliant.network.rank_places import ask_hosts, ranks_of_hosts, require_gloo
 from pliant.network.streams import half_trips_s
 from pliant.spec.units import format_rate, format_time
 
@@ -48,17 +48,13 @@ def choose_connections(comm: Comm, *, hosts: Sequence[Sequence[int]] | None = No
     """
     require_gloo(comm)
     names, places = ranks_of_hosts(comm, hosts, in_order=False)
-    leaders = comm.split([[ranks[0] for ranks in places]], 1)
-    text = ""
-    if leaders is not None:
-        try:
-            rounds = round_robin_pairs(len(places))
-            rounds = rounds[:: -(-len(rounds) // _MOST_ROUNDS)]
-            choice = choose_between_hosts(leaders, names, half_trips_s(leaders, rounds, _TRIP_LIMIT_S))
-            text = json.dumps(asdict(choice))
-        finally:
-            leaders.close()
-    return ConnectionChoice(**json.loads(broadcast_text(text, comm)))
+    rounds = round_robin_pairs(len(places))
+    rounds = rounds[:: -(-len(rounds) // _MOST_ROUNDS)]
+
+    def choice(between: Comm) -> str:
+        return json.dumps(asdict(choose_between_hosts(between, names, half_trips_s(between, rounds, _TRIP_LIMIT_S))))
+
+    return ConnectionChoice(**json.loads(ask_hosts(comm, places, 1, choice)))
 
 
 def choose_between_hosts(comm: Comm, names: Sequence[str], latencies_s: Matrix) -> ConnectionChoice:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from pliant.comm import Comm, broadcast_text
+from pliant.comm import Comm
 from pliant.netmodel import Overheads
 from pliant.network.cores import count_cpus
 from pliant.network.inference import Matrix, have_own_paths, round_robin_pairs, topology_from
 from pliant.network.probing import least_stream_s, provenance_of
 from pliant.network.rank_facts import starts_slowly
-from pliant.network.rank_places import ranks_of_hosts
+from pliant.network.rank_places import ask_hosts, ranks_of_hosts
 from pliant.network.streams import gather_numbers, half_trips_s, measure_throughput
 from pliant.spec import Topology, from_json, to_json
 from pliant.spec.units import format_bytes
@@ -94,16 +94,12 @@ def look_at_links(
     if len(places) == 1:
         return None
     counts = [len(ranks) for ranks in places]
-    leaders = comm if max(counts) == 1 else comm.split([[ranks[0] for ranks in places]], max(1, connections))
-    text = ""
-    if leaders is not None:
-        try:
-            found, is_complete = _look(leaders, names, counts, rate, busy_s, message_s, connections)
-            text = json.dumps([to_json(found), is_complete])
-        finally:
-            if leaders is not comm:
-                leaders.close()
-    told, is_complete = json.loads(broadcast_text(text, comm))
+
+    def view(between: Comm) -> str:
+        found, is_complete = _look(between, names, counts, rate, busy_s, message_s, connections)
+        return json.dumps([to_json(found), is_complete])
+
+    told, is_complete = json.loads(ask_hosts(comm, places, max(1, connections), view))
     topology = replace(from_json(Topology, told), num_cpus=count_cpus(comm), restarts_slowly=starts_slowly(comm))
     return LinkView(topology=topology, is_complete=is_complete)
 

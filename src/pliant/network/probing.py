@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import numpy as np
 import torch
 
-from pliant.comm import Comm, broadcast_text, duplicate
+from pliant.comm import Comm, duplicate
 from pliant.comm.striping import ConnectionChoice
 from pliant.netmodel import Overheads
 from pliant.network.connection_choice import choose_between_hosts
@@ -26,7 +26,7 @@ from pliant.network.inference import (
     topology_from,
 )
 from pliant.network.rank_facts import starts_slowly
-from pliant.network.rank_places import ranks_of_hosts, require_gloo
+from pliant.network.rank_places import ask_hosts, ranks_of_hosts, require_gloo
 from pliant.network.streams import MAX_STREAM_BYTES, gather_numbers, half_trips_s, measure_throughput
 from pliant.spec import Topology, from_json, to_json
 from pliant.spec.units import format_bytes, format_time
@@ -82,15 +82,12 @@ def probe(
             "above 0 and below half of the timeout."
         )
     names, places = ranks_of_hosts(comm, hosts)
-    leaders = [[ranks[0] for ranks in places]]
-    asks = comm.split(leaders, 1)
-    text = ""
-    if asks is not None:
-        try:
-            text = to_json(_Probe(asks, budget_s, connections).run(names, [len(ranks) for ranks in places]))
-        finally:
-            asks.close()
-    found = from_json(Topology, broadcast_text(text, comm))
+    counts = [len(ranks) for ranks in places]
+
+    def topology(between: Comm) -> str:
+        return to_json(_Probe(between, budget_s, connections).run(names, counts))
+
+    found = from_json(Topology, ask_hosts(comm, places, 1, topology))
     return replace(found, num_cpus=count_cpus(comm), restarts_slowly=starts_slowly(comm))
 
 

@@ -2,15 +2,15 @@
 
 import hashlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
-from pliant.comm import Comm, ProcessGroupComm
+from pliant.comm import Comm, ProcessGroupComm, broadcast_text
 from pliant.comm.torch_private import backend_of
 
-__all__ = ["ranks_of_hosts", "require_gloo"]
+__all__ = ["ask_hosts", "ranks_of_hosts", "require_gloo"]
 
 _NAME_BYTES = 64
 
@@ -23,6 +23,31 @@ def require_gloo(comm: Comm) -> None:
             "make one with "
             'torch.distributed.new_group(backend="gloo") and pliant.comm.new_comm.'
         )
+
+
+def ask_hosts(comm: Comm, places: Sequence[Sequence[int]], connections: int, answer: Callable[[Comm], str]) -> str:
+    """Return what one rank of each host finds out together with those of the others. Collective.
+
+    Args:
+        comm: All ranks.
+        places: Ranks of each host; the first of each takes part.
+        connections: Connections between each two of those that take part.
+        answer: Returns it on rank 0, and is called on all that take part, with a comm whose rank k is of host k.
+
+    Returns:
+        The same on all ranks.
+
+    """
+    first = [ranks[0] for ranks in places]
+    if first == list(range(comm.size)) and connections == comm.connections:
+        return broadcast_text(answer(comm), comm)
+    chosen, text = comm.split([first], connections), ""
+    if chosen is not None:
+        try:
+            text = answer(chosen)
+        finally:
+            chosen.close()
+    return broadcast_text(text, comm)
 
 
 def ranks_of_hosts(

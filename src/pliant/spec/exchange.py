@@ -255,20 +255,24 @@ def require_timing(pace: Pace, delay_steps: int, period: int, node: str) -> None
     )
 
 
-def text_of(value: Any) -> str:
-    """Return a node or a value in the grammar, without what has its default; `pliant.parse` reads it back."""
-    if isinstance(value, CodecSpec):
-        return str(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        inside = [f"{f.name}={text_of(v)}" for f in fields(value) if (v := getattr(value, f.name)) != default_of(f)]
-        name = type(value).__name__
-        return f"{name}({', '.join(inside)})" if inside or not isinstance(value, Exchange) else name
-    if isinstance(value, tuple):
-        return f"({''.join(text_of(v) + ', ' for v in typing.cast(tuple[Any, ...], value))})"
-    if isinstance(value, Mapping):
-        pairs = typing.cast(Mapping[str, Any], value).items()
-        return "{" + ", ".join(f"{k!r}: {text_of(v)}" for k, v in pairs) + "}"
-    return repr(int(value)) if isinstance(value, float) and value.is_integer() else repr(value)
+def text_of(x: Any, *, brief: bool = False) -> str:
+    """Return a node or a value in the grammar, without what has its default, and what is long as its `brief` says."""
+    if isinstance(x, CodecSpec):
+        return str(x)
+    if brief and hasattr(x, "brief"):
+        return f"<{x.brief}>"
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        inside = [
+            f"{f.name}={text_of(v, brief=brief)}" for f in fields(x) if (v := getattr(x, f.name)) != default_of(f)
+        ]
+        name = type(x).__name__
+        return f"{name}({', '.join(inside)})" if inside or not isinstance(x, Exchange) else name
+    if isinstance(x, tuple):
+        return f"({''.join(text_of(v, brief=brief) + ', ' for v in typing.cast(tuple[Any, ...], x))})"
+    if isinstance(x, Mapping):
+        pairs = typing.cast(Mapping[str, Any], x).items()
+        return "{" + ", ".join(f"{k!r}: {text_of(v, brief=brief)}" for k, v in pairs) + "}"
+    return repr(int(x)) if isinstance(x, float) and x.is_integer() else repr(x)
 
 
 def default_of(own: "dataclasses.Field[Any]") -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
-from pliant.spec.exchange import Exchange, require
+from pliant.spec.exchange import Exchange, require, text_of
 from pliant.spec.files import canonical_hash
 from pliant.spec.format1 import FlatChoice, exchange_of
 from pliant.spec.gradients import AllReduce
@@ -167,7 +167,9 @@ class SyncPlan:
                 f">= {m.min_numel} elements" if m.min_numel else "",
                 f"<= {m.max_numel} elements" if m.max_numel else "",
             ]
-            lines.append(f"  {', '.join(c for c in conditions if c) or 'everything'}: {rule.exchange}")
+            lines.append(
+                f"  {', '.join(c for c in conditions if c) or 'everything'}: {text_of(rule.exchange, brief=True)}"
+            )
         return "\n".join(lines)
 
     @classmethod

@@ -74,6 +74,11 @@ class Schedule:
         return (0, *inner[:-1], numel) if inner else (0,)
 
     @property
+    def brief(self) -> str:
+        """Name, and number of rounds."""
+        return f"{self.name}, {len(self.rounds)} rounds"
+
+    @property
     def num_moves(self) -> int:
         """Moves of all rounds."""
         return sum(len(moves) for moves in self.rounds)

@@ -156,6 +156,11 @@ class Topology:
             )
 
     @property
+    def brief(self) -> str:
+        """Number of hosts."""
+        return f"{len(self.hosts)} hosts"
+
+    @property
     def num_ranks(self) -> int:
         """Ranks on all hosts."""
         return sum(host.num_ranks for host in self.hosts)
