@@ -18,6 +18,7 @@ __all__ = [
     "FittedRatio",
     "Scale",
     "fitted_ratios",
+    "lost_around",
     "read_ratios",
     "row_for",
 ]
@@ -137,6 +138,18 @@ def row_for(gene: Gene, optimizer: str, scale: Scale = UNKNOWN_SCALE) -> FittedR
         return fitted[gene]
     alike = (row for other, row in fitted.items() if math.isfinite(row.worst) and gene.is_within(other))
     return min(alike, key=lambda row: (row.worst, row.ratio), default=None)
+
+
+def lost_around(gene: Gene, optimizer: str, scale: Scale = UNKNOWN_SCALE) -> tuple[Gene, FittedRatio] | None:
+    """Return the mildest setting, with its row, that is at least as strong and did not come to the loss everywhere.
+
+    None for a gene that a row judges, as of `row_for`.
+    """
+    if row_for(gene, optimizer, scale) is not None:
+        return None
+    fitted = fitted_ratios(optimizer, scale).items()
+    found = [(other, row) for other, row in fitted if math.isinf(row.highest) and gene.is_within(other)]
+    return min(found, key=lambda pair: pair[1].ratio, default=None)
 
 
 def _measured_as(optimizer: str) -> str:
