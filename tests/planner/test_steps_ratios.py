@@ -130,6 +130,8 @@ def test_on_more_ranks_a_row_counts_where_all_add_up_gradients_in_each_step(tabl
     for ranks, expected in ((2, (1.04, 1.04)), (8, (1.08, 1.08)), (500, (1.08, math.inf))):
         fitted = fitted_ratios("SGD", Scale(1_000, ranks))
         assert tuple(fitted[gene].worst for gene in (rows[0][0], LOCAL)) == expected
+        admitted = [Quality(budget=2, scale=Scale(1_000, ranks)).admits(gene) for gene in (rows[0][0], LOCAL, NARROWER)]
+        assert admitted == [True, ranks <= 8, ranks <= 8]
 
 
 @pytest.mark.parametrize(("parameters", "ranks"), [(124_000_000, 9), (60_000, 8), (59_999, 4), (0, 0)])

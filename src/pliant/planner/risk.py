@@ -8,7 +8,7 @@ from types import MappingProxyType
 from pliant.planner.compositions import composition
 from pliant.planner.genome import Gene, Genome
 from pliant.planner.quality import MEASURED_WITH, NOT_ELSEWHERE, Quality
-from pliant.planner.steps_ratios import UNKNOWN_SCALE, Scale, lost_around, row_for
+from pliant.planner.steps_ratios import UNKNOWN_SCALE, Scale, refused_around, row_for
 
 __all__ = ["LOSES_WITH_ADAPTIVE", "Risk", "is_adaptive_name", "is_losing", "risk_of"]
 
@@ -88,7 +88,8 @@ def _loss_of(gene: Gene, optimizer: str, scale: Scale) -> str:
     row = row_for(gene, optimizer, scale)
     if row is not None:
         return f"{row.sentence}, with {optimizer}" if math.isinf(row.highest) else ""
-    if (lost := lost_around(gene, optimizer, scale)) is not None:
+    lost = refused_around(gene, optimizer, scale)
+    if lost is not None and math.isinf(lost[1].highest):
         return f"LOSES, perhaps: it was not measured, and {lost[0].summary} had {lost[1].sentence}, with {optimizer}"
     if is_adaptive_name(optimizer) and gene.family in LOSES_WITH_ADAPTIVE:
         percent = LOSES_WITH_ADAPTIVE[gene.family]

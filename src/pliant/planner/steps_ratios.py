@@ -18,8 +18,8 @@ __all__ = [
     "FittedRatio",
     "Scale",
     "fitted_ratios",
-    "lost_around",
     "read_ratios",
+    "refused_around",
     "row_for",
 ]
 
@@ -140,15 +140,15 @@ def row_for(gene: Gene, optimizer: str, scale: Scale = UNKNOWN_SCALE) -> FittedR
     return min(alike, key=lambda row: (row.worst, row.ratio), default=None)
 
 
-def lost_around(gene: Gene, optimizer: str, scale: Scale = UNKNOWN_SCALE) -> tuple[Gene, FittedRatio] | None:
-    """Return the mildest setting, with its row, that is at least as strong and did not come to the loss everywhere.
+def refused_around(gene: Gene, optimizer: str, scale: Scale = UNKNOWN_SCALE) -> tuple[Gene, FittedRatio] | None:
+    """Return the mildest setting that is at least as strong and within no limit, with its row.
 
-    None for a gene that a row judges, as of `row_for`.
+    It did not come to the loss on each task, or not on so many ranks. None for a gene that a row judges (`row_for`).
     """
     if row_for(gene, optimizer, scale) is not None:
         return None
     fitted = fitted_ratios(optimizer, scale).items()
-    found = [(other, row) for other, row in fitted if math.isinf(row.highest) and gene.is_within(other)]
+    found = [(other, row) for other, row in fitted if math.isinf(row.worst) and gene.is_within(other)]
     return min(found, key=lambda pair: pair[1].ratio, default=None)
 
 
