@@ -63,6 +63,11 @@ def risk_of(genes: Genome, optimizer: str, scale: Scale = UNKNOWN_SCALE) -> Risk
     lost = [sentence for gene in lossy if (sentence := _loss_of(gene, optimizer, scale))]
     if lost:
         return Risk(loses=True, sentence=lost[0])
+    refused = [found for gene in lossy if (found := refused_around(gene, optimizer, scale)) is not None]
+    if refused:
+        stronger, row = refused[0]
+        told = f"it was not measured, and {stronger.summary} had {row.sentence}, with {optimizer}; {row.beyond}"
+        return Risk(loses=False, sentence=told)
     ratio = Quality().ratio(genes)
     if ratio is None:
         return Risk(loses=False, sentence=f"not measured with {optimizer}")
