@@ -108,6 +108,21 @@ def test_the_nearest_smaller_size_counts_on_at_least_as_many_ranks(judge, parame
     assert not Quality(budget=ratio + 0.01, optimizer=BOTH, scale=Scale(parameters, ranks)).admits(MULOCO)
 
 
+def test_what_is_milder_than_what_did_not_come_to_the_loss_is_not_admitted_by_one_small_model(table):
+    """The CNN's 1.06 for rank 4 says nothing of rank 8 once rank 4 was seen to fail on another task."""
+    low, milder = (Gene("low_rank", {"rank": rank}) for rank in (4, 8))
+    assert Quality(budget=1.1, ratios={low: 1.06}).admits(milder)
+    table()
+    assert Quality(budget=1.1).admits(milder)
+    assert not risk_of(Genome(milder), "SGD").loses
+    table(ratio_row(low, "SGD", 1.13, None))
+    assert not Quality(budget=9.0).admits(milder)
+    assert Quality(budget=1.1, ratios={low: 1.06}).admits(milder)
+    assert risk_of(Genome(milder), "SGD").sentence.startswith(
+        "LOSES, perhaps: it was not measured, and low_rank(rank=4) had 1.13 times the steps at the median"
+    )
+
+
 def test_on_more_ranks_a_row_counts_where_all_add_up_gradients_in_each_step(table):
     """More ranks average errors of gradients, but drift apart further where weights differ."""
     rows = [(Gene("fed_back", {"bits": 4}), 4), (Gene("fed_back", {"bits": 4}), 8), (LOCAL, 4), (LOCAL, 8)]
@@ -115,6 +130,8 @@ def test_on_more_ranks_a_row_counts_where_all_add_up_gradients_in_each_step(tabl
     for ranks, expected in ((2, (1.04, 1.04)), (8, (1.08, 1.08)), (500, (1.08, math.inf))):
         fitted = fitted_ratios("SGD", Scale(1_000, ranks))
         assert tuple(fitted[gene].worst for gene in (rows[0][0], LOCAL)) == expected
+        admitted = [Quality(budget=2, scale=Scale(1_000, ranks)).admits(gene) for gene in (rows[0][0], LOCAL, NARROWER)]
+        assert admitted == [True, ranks <= 8, ranks <= 8]
 
 
 @pytest.mark.parametrize(("parameters", "ranks"), [(124_000_000, 9), (60_000, 8), (59_999, 4), (0, 0)])

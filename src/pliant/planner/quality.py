@@ -10,7 +10,7 @@ from pliant.algorithms.registry import ALGORITHMS
 from pliant.planner.compositions import composition
 from pliant.planner.families import NAMED_FAMILIES, family_name
 from pliant.planner.genome import Gene, Genome, all_of
-from pliant.planner.steps_ratios import UNKNOWN_SCALE, Scale, fitted_ratios, row_for
+from pliant.planner.steps_ratios import UNKNOWN_SCALE, Scale, fitted_ratios, refused_around, row_for
 
 __all__ = ["MEASURED_STEPS_RATIO", "MEASURED_WITH", "NOT_ELSEWHERE", "Quality"]
 
@@ -165,6 +165,9 @@ class Quality:
             return _Figure(gene, row.ratio, row.worst)
         if gene.family not in NAMED_FAMILIES and gene.exact:
             return _Figure(gene, 1.0, 1.0)
+        refused = refused_around(gene, self.optimizer, self.scale)  # whatever it was on one small model
+        if refused is not None and not any(gene.is_within(other) for other in self.ratios):
+            return _Figure(gene, refused[1].ratio, math.inf)
         found = [
             _Figure(other, ratio, ratio, is_borrowed=table is MEASURED_STEPS_RATIO and not gene.exact)
             for table in (self.ratios, MEASURED_STEPS_RATIO)

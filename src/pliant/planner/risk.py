@@ -8,7 +8,7 @@ from types import MappingProxyType
 from pliant.planner.compositions import composition
 from pliant.planner.genome import Gene, Genome
 from pliant.planner.quality import MEASURED_WITH, NOT_ELSEWHERE, Quality
-from pliant.planner.steps_ratios import UNKNOWN_SCALE, Scale, row_for
+from pliant.planner.steps_ratios import UNKNOWN_SCALE, Scale, refused_around, row_for
 
 __all__ = ["LOSES_WITH_ADAPTIVE", "Risk", "is_adaptive_name", "is_losing", "risk_of"]
 
@@ -46,7 +46,7 @@ def risk_of(genes: Genome, optimizer: str, scale: Scale = UNKNOWN_SCALE) -> Risk
         optimizer: Name of the optimizer's class, such as 'AdamW'.
         scale: Size of the training.
 
-    >>> risk_of(Genome(Gene("local", {"every": 8})), "AdamW").loses
+    >>> risk_of(Genome(Gene("local", {"every": 32})), "AdamW").loses
     True
 
     """
@@ -63,13 +63,18 @@ def risk_of(genes: Genome, optimizer: str, scale: Scale = UNKNOWN_SCALE) -> Risk
     lost = [sentence for gene in lossy if (sentence := _loss_of(gene, optimizer, scale))]
     if lost:
         return Risk(loses=True, sentence=lost[0])
+    refused = [found for gene in lossy if (found := refused_around(gene, optimizer, scale)) is not None]
+    if refused:
+        stronger, row = refused[0]
+        told = f"it was not measured, and {stronger.summary} had {row.sentence}, with {optimizer}; {row.beyond}"
+        return Risk(loses=False, sentence=told)
     ratio = Quality().ratio(genes)
     if ratio is None:
         return Risk(loses=False, sentence=f"not measured with {optimizer}")
-    with_sgd = f"{ratio:.2f} times the steps with {MEASURED_WITH}, on one small model"
     if optimizer == MEASURED_WITH:
-        return Risk(loses=False, sentence=with_sgd)
-    return Risk(loses=False, sentence=f"not measured with {optimizer}; {with_sgd}")
+        return Risk(loses=False, sentence=f"{ratio:.2f} times the steps with {MEASURED_WITH}, on one small model")
+    others = risk_of(genes, MEASURED_WITH, scale).sentence
+    return Risk(loses=False, sentence=f"not measured with {optimizer}; {others}")
 
 
 @cache
@@ -88,6 +93,9 @@ def _loss_of(gene: Gene, optimizer: str, scale: Scale) -> str:
     row = row_for(gene, optimizer, scale)
     if row is not None:
         return f"{row.sentence}, with {optimizer}" if math.isinf(row.highest) else ""
+    lost = refused_around(gene, optimizer, scale)
+    if lost is not None and math.isinf(lost[1].highest):
+        return f"LOSES, perhaps: it was not measured, and {lost[0].summary} had {lost[1].sentence}, with {optimizer}"
     if is_adaptive_name(optimizer) and gene.family in LOSES_WITH_ADAPTIVE:
         percent = LOSES_WITH_ADAPTIVE[gene.family]
         return f"LOSES with {optimizer}: perplexity was {percent:.0f} % higher on a small language model"

@@ -19,6 +19,7 @@ __all__ = [
     "Scale",
     "fitted_ratios",
     "read_ratios",
+    "refused_around",
     "row_for",
 ]
 
@@ -137,6 +138,18 @@ def row_for(gene: Gene, optimizer: str, scale: Scale = UNKNOWN_SCALE) -> FittedR
         return fitted[gene]
     alike = (row for other, row in fitted.items() if math.isfinite(row.worst) and gene.is_within(other))
     return min(alike, key=lambda row: (row.worst, row.ratio), default=None)
+
+
+def refused_around(gene: Gene, optimizer: str, scale: Scale = UNKNOWN_SCALE) -> tuple[Gene, FittedRatio] | None:
+    """Return the mildest setting that is at least as strong and within no limit, with its row.
+
+    It did not come to the loss on each task, or not on so many ranks. None for a gene that a row judges (`row_for`).
+    """
+    if row_for(gene, optimizer, scale) is not None:
+        return None
+    fitted = fitted_ratios(optimizer, scale).items()
+    found = [(other, row) for other, row in fitted if math.isinf(row.worst) and gene.is_within(other)]
+    return min(found, key=lambda pair: pair[1].ratio, default=None)
 
 
 def _measured_as(optimizer: str) -> str:
