@@ -1,6 +1,6 @@
 """Cost of a schedule on a topology, block by block, and a bound that none can beat."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from pliant.netmodel import Floats, Links, OpenedPaths, Overheads, PointToPoint
 from pliant.schedules.collective import Collective
 from pliant.spec import Move, Schedule, Topology
 
-__all__ = ["Cost", "RoundCost", "lower_bound_s", "predict_cost", "times_s"]
+__all__ = ["Cost", "RoundCost", "lower_bound_s", "messages_of", "predict_cost", "times_s"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def predict_cost(
     sent = np.zeros(schedule.num_ranks, dtype=np.int64)
     num_messages = 0
     for moves in schedule.rounds:
-        messages, most_reduced = _messages_of(moves, collective.block_bytes, np.ones(1))
+        messages, most_reduced = messages_of(moves, collective.block_bytes, np.ones(1))
         np.add.at(sent, messages.source, messages.share.astype(np.int64))
         num_messages += len(messages.source)
         took = links.load(messages)
@@ -86,7 +86,7 @@ def predict_cost(
                 latency_s=float(took.latency_s[0]),
                 start_s=float(opened.left_s(messages, took.start_s)[0]),
                 message_s=float(took.message_s[0]),
-                reduce_s=float(_reduce_s(most_reduced, links)),
+                reduce_s=most_reduced * _reduce_s(links),
             )
         )
     return Cost(rounds=tuple(rounds), sent_bytes=tuple(sent.tolist()), num_messages=num_messages)
@@ -113,29 +113,28 @@ def times_s(
     for moves in schedule.rounds:
         moving = [move for move in moves if shares[move.block]]
         if moving:
-            messages, most_reduced = _messages_of(moving, shares, num_bytes)
+            messages, most_reduced = messages_of(moving, shares, num_bytes)
             took = links.load(messages)
-            started_s = opened.left_s(messages, took.start_s)
-            total_s += took.total_s - took.start_s + started_s + _reduce_s(most_reduced * num_bytes, links)
+            starting_s = opened.left_s(messages, took.start_s) - took.start_s
+            total_s += took.total_s + starting_s + num_bytes * most_reduced * _reduce_s(links)
     return total_s
 
 
-def _messages_of(moves: Sequence[Move], sizes: Sequence[float], num_bytes: Floats) -> tuple[PointToPoint, float]:
+def messages_of(moves: Sequence[Move], sizes: Sequence[float], num_bytes: Floats) -> tuple[PointToPoint, float]:
     """Return the messages of a round, one a pair of ranks, and how much the rank adds up that adds the most."""
-    pairs: Counter[tuple[int, int]] = Counter()
-    reduced: Counter[int] = Counter()
+    pairs, reduced = defaultdict[tuple[int, int], float](float), defaultdict[int, float](float)
     for move in moves:
         pairs[move.source, move.target] += sizes[move.block]
-        if move.kind == "reduce":
-            reduced[move.target] += sizes[move.block]
+        reduced[move.target] += sizes[move.block] * (move.kind == "reduce")
     ends = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)  # (num_messages, 2)
     share = np.array(list(pairs.values()), dtype=np.float64)
     messages = PointToPoint(source=ends[:, 0], target=ends[:, 1], share=share, num_bytes=num_bytes)
-    return messages, max(reduced.values(), default=0)
+    return messages, max(reduced.values(), default=0.0)
 
 
-def _reduce_s(num_bytes: "Floats | float", links: Links) -> "Floats | float":
-    return num_bytes / links.overheads.reduce_bytes_per_s * links.topology.ranks_per_cpu
+def _reduce_s(links: Links) -> float:
+    """Return the time in which a rank adds up a byte."""
+    return links.topology.ranks_per_cpu / links.overheads.reduce_bytes_per_s
 
 
 def lower_bound_s(collective: Collective, topology: Topology, overheads: Overheads | None = None) -> float:

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -20,6 +20,7 @@ from pliant.spec import Schedule, Topology
 __all__ = [
     "LIMIT_S",
     "SIZES",
+    "chosen_by_size",
     "dense_candidates",
     "dense_merged",
     "dense_task",
@@ -106,10 +107,24 @@ def size_at(num_bytes: float) -> int:
 @lru_cache(maxsize=64)
 def _fastest_by_size(topology: Topology, overheads: Overheads, *, is_coded: bool) -> tuple[Schedule | None, ...]:
     """Return the fastest of each of `SIZES`, of schedules that are made for the costs of the machines alone."""
-    known = sorted(_schedules(topology, overheads_of(topology), LIMIT_S), key=lambda each: (each.num_moves, each.name))
-    took_s = [times_s(each, each.parts, SIZES, topology, overheads) for each in known]
     without_s = (_owners_s if is_coded else _ring_s)(SIZES, topology, overheads)
-    fastest = np.argmin([without_s, *took_s], axis=0)
+    known = _schedules(topology, overheads_of(topology), LIMIT_S)
+    return chosen_by_size(known, lambda each: times_s(each, each.parts, SIZES, topology, overheads), without_s)
+
+
+def chosen_by_size(
+    schedules: Iterable[Schedule], took_s: Callable[[Schedule], Floats], without_s: Floats
+) -> tuple[Schedule | None, ...]:
+    """Return the fastest schedule for each of `SIZES`, of equal ones that with the fewest moves; None without one.
+
+    Args:
+        schedules: Those to choose among.
+        took_s: Returns what one takes, (num_sizes,).
+        without_s: Time of what needs no schedule, likewise.
+
+    """
+    known = sorted(schedules, key=lambda each: (each.num_moves, each.name))
+    fastest = np.argmin([without_s, *map(took_s, known)], axis=0)
     return tuple(known[at - 1] if at else None for at in fastest)
 
 

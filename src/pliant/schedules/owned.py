@@ -12,7 +12,7 @@ import numpy as np
 from pliant.netmodel import DenseExchange, Floats, Links, Overheads, overheads_of
 from pliant.schedules.collective import Collective
 from pliant.schedules.cost import Cost, predict_cost, times_s
-from pliant.schedules.dense import LIMIT_S, SIZES, dense_merged, size_at, tree_schedules
+from pliant.schedules.dense import LIMIT_S, SIZES, chosen_by_size, dense_merged, size_at, tree_schedules
 from pliant.schedules.family import build_schedule, shapes
 from pliant.schedules.orders import host_orders, reordered
 from pliant.schedules.rooted import Half, half_of, roots_of
@@ -113,12 +113,13 @@ def _fastest_half_by_size(below: tuple[int | None, ...], kind: Half, topology: T
     """Return the fastest for each of `SIZES` as the largest part, of which the others are so many places below."""
     overheads = overheads_of(topology)
     owned = [0.0 if less is None else float(SIZES[0] / SIZES[less]) for less in below]
-    known = sorted(
-        _schedules(_shares(owned), topology, overheads, LIMIT_S), key=lambda each: (each.num_moves, each.name)
-    )
-    took_s = [times_s(half_of(each, kind), _parts_of(each, owned), SIZES, topology, overheads) for each in known]
-    fastest = np.argmin([_direct_s(np.outer(SIZES, owned), kind, topology, overheads), *took_s], axis=0)
-    return tuple(known[at - 1] if at else None for at in fastest)
+    known = _schedules(_shares(owned), topology, overheads, LIMIT_S)
+    straight_s = _direct_s(np.outer(SIZES, owned), kind, topology, overheads)
+
+    def took_s(each: Schedule) -> Floats:
+        return times_s(half_of(each, kind), _parts_of(each, owned), SIZES, topology, overheads)
+
+    return chosen_by_size(known, took_s, straight_s)
 
 
 def _shares(owned: Sequence[float]) -> tuple[int, ...]:

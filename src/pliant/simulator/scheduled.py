@@ -1,12 +1,12 @@
 """Sums that go by a schedule in the place of a ring."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from pliant.netmodel import Floats, PointToPoint, Round
+from pliant.schedules.cost import messages_of
 from pliant.schedules.dense import fastest_schedule
 from pliant.spec import Schedule, Scheduling, Topology
 
@@ -69,16 +69,6 @@ def _in_place_of(ring: Round, around: PointToPoint, schedule: Scheduling, topolo
 def rounds_of_blocks(schedule: Schedule, shares: Sequence[float], num_bytes: Floats) -> Iterator[Round]:
     """Yield the rounds of a schedule of sums whose blocks have these shares of num_bytes, (num_buckets,)."""
     for moves in schedule.rounds:
-        pairs, reduced = defaultdict[tuple[int, int], float](float), defaultdict[int, float](float)
-        for move in (move for move in moves if shares[move.block]):
-            pairs[move.source, move.target] += shares[move.block]
-            reduced[move.target] += shares[move.block] * (move.kind == "reduce")
-        if not pairs:
-            continue
-        ends = np.array(list(pairs), dtype=np.int64)  # (num_messages, 2)
-        share = np.array(list(pairs.values()))
-        yield Round(
-            messages=PointToPoint(source=ends[:, 0], target=ends[:, 1], share=share, num_bytes=num_bytes),
-            after={"reduce_bytes": num_bytes * max(reduced.values())},
-            posted=True,
-        )
+        if moving := [move for move in moves if shares[move.block]]:
+            messages, most_reduced = messages_of(moving, shares, num_bytes)
+            yield Round(messages=messages, after={"reduce_bytes": num_bytes * most_reduced}, posted=True)
