@@ -71,10 +71,10 @@ def test_a_row_admits_within_the_budget_of_its_worst_task(fitted):
     assert "plans that were measured with it" in Quality(budget=1.2, optimizer="AdamW").sentence
 
 
-def test_what_did_not_reach_the_loss_says_nothing_of_what_is_milder(fitted):
+def test_what_did_not_reach_the_loss_is_what_is_known_of_what_is_milder(fitted):
     milder = Gene("diloco", {**DILOCO.settings, "every": 8})
-    assert Quality(optimizer="AdamW").ratio_of(milder) == Quality().ratio_of(milder) == 1.21
-    assert Quality(optimizer="AdamW").ratio_of(DILOCO) == 1.6
+    assert Quality(optimizer="AdamW").ratio_of(milder) == Quality(optimizer="AdamW").ratio_of(DILOCO) == 1.6
+    assert Quality().ratio_of(milder) == 1.21, "with SGD the made-up table has nothing"
 
 
 def test_the_risk_says_what_was_measured(fitted):

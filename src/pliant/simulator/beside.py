@@ -1,5 +1,6 @@
 """Parts of one bucket whose messages travel side by side, as `engine.stages.side_by_side` lets them."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -19,16 +20,27 @@ def side_by_side(
 ) -> dict[int, TimedExchange]:
     """Return the exchanges of parts without the delays that those of a bucket share, where they come in stages.
 
-    Their work and their bytes follow one another, while delays pass at the same time: of each only what is longer than
-    those before counts.
+    Their work and their bytes follow one another, while delays pass at the same time, also while bytes of the others
+    travel. With b_i the time of part i without its delay d_i, and the longest delay first, all are done after
+    max over i of (b_1 + ... + b_i + d_i). What that is longer than all b_i is the delay of the last part.
     """
-    found, passed_s, second = dict(exchanges), dict[int, float](), float(context.coefficients[_LATENCY])
+    found, second = dict(exchanges), float(context.coefficients[_LATENCY])
+    of_bucket = defaultdict[int, list[int]](list)
     for k in sorted(k for k in exchanges if isinstance(parts[k].node, AllGather | AllReduce | ScatterGather)):
-        each, before_s = exchanges[k], passed_s.get(parts[k].bucket, 0.0)
-        delay_s = float(each.of.counts[each.index, _LATENCY]) * second
-        passed_s[parts[k].bucket] = max(delay_s, before_s)
-        if shared_s := min(delay_s, before_s):
-            counts = each.of.counts.copy()
-            counts[each.index, _LATENCY] -= shared_s / second
-            found[k] = replace(each, seconds=each.seconds - shared_s, of=replace(each.of, counts=counts))
+        of_bucket[parts[k].bucket].append(k)
+    for mine in of_bucket.values():
+        delays_s = {k: float(exchanges[k].of.counts[exchanges[k].index, _LATENCY]) * second for k in mine}
+        busy_s = done_s = 0.0
+        for k in sorted(mine, key=lambda k: -delays_s[k]):
+            busy_s += exchanges[k].seconds - delays_s[k]
+            done_s = max(done_s, busy_s + delays_s[k])
+        for k in mine:
+            found[k] = _with_delay(exchanges[k], (done_s - busy_s) / second if k == mine[-1] else 0.0, second)
     return found
+
+
+def _with_delay(each: TimedExchange, delay: float, second: float) -> TimedExchange:
+    """Return an exchange with another delay, in units of the coefficient, of so many seconds each."""
+    counts, before = each.of.counts.copy(), float(each.of.counts[each.index, _LATENCY])
+    counts[each.index, _LATENCY] = delay
+    return replace(each, seconds=each.seconds + (delay - before) * second, of=replace(each.of, counts=counts))
