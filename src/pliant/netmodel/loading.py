@@ -1,4 +1,4 @@
-"""What messages load: bytes and delays on everything of a topology that has a rate."""
+"""Loads of messages: bytes and delays on everything of a topology that has a rate."""
 
 from dataclasses import dataclass
 
@@ -104,7 +104,7 @@ class Loading:
             late_out=sent * late[0],
             late_into=sent * late[1],
             late_links=sent * late_links,
-            around_s=sent[:, 0] * around_s,
+            around_s=np.where(sent[:, 0], around_s, 0.0),
             turn_s=turn_s(block_bytes, len(share), trip_s, links.topology.connections),
             paths=(self._paths_of(messages, source * num_hosts + target, used),) if self.opening else (),
         )

@@ -262,9 +262,8 @@ def text_of(x: Any, *, brief: bool = False) -> str:
     if brief and hasattr(x, "brief"):
         return f"<{x.brief}>"
     if dataclasses.is_dataclass(x) and not isinstance(x, type):
-        inside = [
-            f"{f.name}={text_of(v, brief=brief)}" for f in fields(x) if (v := getattr(x, f.name)) != default_of(f)
-        ]
+        own = ((f, getattr(x, f.name)) for f in fields(x))
+        inside = [f"{f.name}={text_of(v, brief=brief)}" for f, v in own if v != default_of(f)]
         name = type(x).__name__
         return f"{name}({', '.join(inside)})" if inside or not isinstance(x, Exchange) else name
     if isinstance(x, tuple):

@@ -157,7 +157,7 @@ class Topology:
 
     @property
     def brief(self) -> str:
-        """Number of hosts."""
+        """Number of its hosts, such as "4 hosts"."""
         return f"{len(self.hosts)} hosts"
 
     @property
