@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import pliant
 from pliant.network import RankResult
 from pliant.planner import BASELINES, WORKLOADS, Quality, Space, scaled_down
+from pliant.planner.quality import MEASURED_STEPS_RATIO
 from pliant.spec import Host, TensorSpec, Topology, Workload
 from pliant_bench.collect.collector import collect as run_job
 from pliant_bench.collect.command import collect
@@ -151,7 +152,7 @@ def test_a_space_that_can_be_enumerated_is_run_whole():
     workload, _ = scaled_down(WORKLOADS["bert"](), 4e6)
     entries = entries_of(CELL, workload, FLAT, 0, 1.05, 0)
     run = {entry.genes for entry in entries}
-    space = Space(workload, FLAT, Quality(budget=1.05))
+    space = Space(workload, FLAT, Quality(budget=1.05, ratios=MEASURED_STEPS_RATIO))
     assert run >= set(space.enumerate())
     assert run - set(space.enumerate()) <= set(BASELINES.values())
 

@@ -118,7 +118,7 @@ def _one(model, plans):
 
 
 def test_a_plan_has_one_role_at_random_and_roles_are_shared_out():
-    space = Space(WORKLOAD, FLAT, Quality(budget=1.05))
+    space = Space(WORKLOAD, FLAT, Quality(budget=1.3))
     plans = list(space.enumerate())
     total = len(plans) + 50
     data = dataset_of(_one(WORKLOAD, [*plans, *plans[:50]]))

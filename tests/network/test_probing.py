@@ -5,6 +5,7 @@ import math
 import os
 import random
 import statistics
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 import pliant
 import pliant.codecs as c
 from pliant.netmodel import Overheads
-from pliant.network import measure_machine, probe
+from pliant.network import measure_machine, probe, streams
 from pliant.network.inference import (
     host_delays,
     host_rates,
@@ -113,6 +114,25 @@ def test_bursts_and_late_looks_do_not_count():
     assert steady_throughput([*burst, *looked_late]) == pytest.approx(rate, rel=0.15)
     assert steady_throughput([(0.0, 1), (0.0, 2), (0.0, 3)]) > 0
     assert steady_throughput([(0.0, 100), (1.0, 200)]) == pytest.approx(200, rel=1)
+
+
+def test_a_packet_that_is_lost_in_the_first_answer_makes_no_link_slow(monkeypatch):
+    """64 KB that take 0.2 s more, with a retransmission, would be 2.5 Mbit/s of 40; the second answer tells."""
+    rate, asked, clock = 5e6, [], [0.0]
+
+    def answer(ways, peer, size):
+        times = [0.2 if k == 3 and not asked else size / rate for k in range(ways.num_chunks)]
+        asked.append(size)
+        begun = clock[0]
+        clock[0] += sum(times)
+        return [(begun + sum(times[: k + 1]), size * (k + 1)) for k in range(ways.num_chunks)]
+
+    done = SimpleNamespace(wait=lambda: None)
+    ways = SimpleNamespace(num_chunks=32, questions=0, comm=SimpleNamespace(exchange=lambda *_, **__: done))
+    monkeypatch.setattr(streams, "_answer", answer)
+    monkeypatch.setattr(streams.time, "perf_counter", lambda: clock[0])
+    assert streams._fetch(ways, 1, 0.15) == pytest.approx(rate)
+    assert len(asked) > 1
 
 
 def test_whoever_has_to_wait_for_a_core_does_not_find_more_than_there_is():

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from pliant.planner.genome import Genome
-from pliant.planner.quality import Quality
+from pliant.planner.quality import MEASURED_STEPS_RATIO, Quality
 from pliant.spec import (
     CodedGossip,
     Exchange,
@@ -142,7 +142,7 @@ class PlanRow:
             "plan_id": self.plan_id or plan.hash,
             "generator": self.generator,
             "exact": all(gene.exact for gene in self.genes.genes),
-            "steps_ratio": Quality().ratio(self.genes),
+            "steps_ratio": Quality(ratios=MEASURED_STEPS_RATIO).ratio(self.genes),
             "plan": to_json(plan),
             "genes": to_json(self.genes),
         }

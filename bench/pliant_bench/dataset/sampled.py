@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from pliant.planner import WORKLOADS, Quality, Space
+from pliant.planner.quality import MEASURED_STEPS_RATIO
 from pliant.simulator import Overheads, simulate
 from pliant.spec import Host, Topology
 from pliant_bench.dataset import ModelRow, NetworkRow, PlanRow, SimulatedRun
@@ -45,7 +46,7 @@ def _endless(
         if (model.id, network.id) in seen:
             continue
         seen.add((model.id, network.id))
-        space = Space(model.workload, network.topology, Quality(budget=_BUDGET))
+        space = Space(model.workload, network.topology, Quality(budget=_BUDGET, ratios=MEASURED_STEPS_RATIO))
         plans = space.distinct(rng, _TRIES, lambda g: families >= {gene.family for gene in g.genes})
         for name, genes in islice(plans, _PLANS_A_CELL):
             planned = PlanRow(genes=genes, generator=name)

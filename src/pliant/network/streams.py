@@ -188,7 +188,7 @@ def measure_throughput(
     Each source is asked for 64 KB and then, as long as there is time, for four times as much. It is never more than 64
     MB, nor more than fits into the rest of duration_s at the rate so far. An answer that counts came in 0.1 s or more,
     or was as large as it may be; so a stream may take some 0.1 s longer, and longer yet where the rate was not what it
-    seemed.
+    seemed. The first answer never counts: one lost packet may hold it up for longer than the whole stream.
 
     A thread for each stream: a slow one holds up no other. Questions and answers have tags of their own, since two
     ranks may send to each other; so all ranks call it.
@@ -253,14 +253,14 @@ def _serve(ways: _Ways, peer: int) -> None:
 def _fetch(ways: _Ways, peer: int, duration_s: float) -> float:
     """Ask the peer for more and more; return the rate of the last answer."""
     num, start_s = ways.num_chunks, time.perf_counter()
-    size, largest, rate = _FIRST_BYTES // num, MAX_STREAM_BYTES // num, 0.0
+    size, largest, rate, answers = _FIRST_BYTES // num, MAX_STREAM_BYTES // num, 0.0, 0
     while size:
-        asked_s = time.perf_counter()
+        asked_s, answers = time.perf_counter(), answers + 1
         arrivals = _answer(ways, peer, size)
         rate, now_s = steady_throughput(arrivals), time.perf_counter()
         left_s = duration_s - (now_s - start_s)
         told = arrivals[-1][0] - arrivals[0][0] >= _LEAST_ANSWER_S and left_s <= now_s - asked_s
-        if told or size == largest or -left_s > 2 * duration_s:
+        if answers > 1 and (told or size == largest or -left_s > 2 * duration_s):
             break
         size = max(size, min(_GROWTH * size, int(rate * max(left_s, _LEAST_ANSWER_S) / num), largest))
     ways.comm.exchange([(peer, torch.zeros(1, dtype=torch.int64))], [], tag=ways.questions).wait()
