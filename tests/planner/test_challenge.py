@@ -99,26 +99,26 @@ def test_the_first_plan_is_cheap_to_leave_where_that_costs_a_tenth_of_a_step_at_
 
     class TwoBest(Rough):
         def predict(self, candidates):
-            step_s = [{"gossip": factor, "low_rank": 1.0}.get(genes.base.family, 9.0) for genes in candidates]
+            step_s = [{"gossip": factor, "tasc": 1.0}.get(genes.base.family, 9.0) for genes in candidates]
             factors = [space().quality.factor(genes) for genes in candidates]
             return np.log(np.array(step_s) / factors), np.full(len(step_s), 0.1)
 
     _, asked = run(TwoBest(), leaving_s=leaving_s)
-    assert asked[0].base.family == ("gossip" if apart else "low_rank")
+    assert asked[0].base.family == ("gossip" if apart else "tasc")
 
 
 def test_a_trial_that_costs_too_much_now_is_made_once_a_tenth_of_the_time_suffices():
-    """Ranks that gossip are left with a mean of weights; the low rank is as good, and is tried first."""
+    """Ranks that gossip are left with a mean of weights; `tasc` is as good, and is tried first."""
 
     class Alike(Rough):
         def predict(self, candidates):
-            step_s = [{"gossip": 1.0, "low_rank": 1.0}.get(genes.base.family, 9.0) for genes in candidates]
+            step_s = [{"gossip": 1.0, "tasc": 1.0}.get(genes.base.family, 9.0) for genes in candidates]
             factors = [space().quality.factor(genes) for genes in candidates]
             return np.log(np.array(step_s) / factors), np.full(len(step_s), 0.1)
 
     clock = made_up_clock()
     found, asked = run(Alike(), clock=clock, leaving_s=50.0)
-    assert [genes.base.family for genes in asked] == ["low_rank"]
+    assert [genes.base.family for genes in asked] == ["tasc"]
     assert clock.now_s < found.resumes_s < math.inf
     limits = SearchLimits(max_trials=12, num_drawn=40, known=list(found.trials))
     again, asked = run(Alike(), limits, clock=clock, leaving_s=50.0, spent_s=found.spent_s)

@@ -24,6 +24,7 @@ from pliant.planner import (
     solve_error_budget,
     solve_knapsack,
 )
+from pliant.planner.quality import MEASURED_STEPS_RATIO
 from pliant.simulator import simulate_many
 from pliant.spec import Host, LowRank, TensorSpec, Topology, Workload, from_json, to_json
 
@@ -157,7 +158,7 @@ def test_what_cannot_be_is_said():
 
 def test_seeds_divide_each_single_settings_error():
     work = measured([0.9, 0.05, 0.05], [0.9, 0.9, 0.9], layers=("Linear", "Conv2d", "Conv2d"))
-    quality = Quality(budget=1.3)
+    quality = Quality(budget=1.3, ratios=MEASURED_STEPS_RATIO)
     seeds = error_budget_seeds(work, quality, step_s)
     assert any(name.startswith("topk within") for name in seeds)
     space = Space(work, SLOW, quality)
