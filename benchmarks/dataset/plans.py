@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from pliant.planner import BASELINES, Gene, Genome, Quality, Space
 from pliant.planner.placements import rank_bandwidths
+from pliant.planner.quality import MEASURED_STEPS_RATIO
 from pliant.spec import SyncPlan, Topology, Workload
 from pliant.spec.owners import Cut
 
@@ -30,7 +31,7 @@ CUTS: tuple[Cut, ...] = ("auto", "rows", "whole")
 
 def quality_of(optimizer: str) -> Quality:
     """Return limits that leave nothing out which was ever measured: costs are what the data set is about."""
-    return Quality(budget=100.0, optimizer=optimizer, unmeasured=True)
+    return Quality(budget=100.0, optimizer=optimizer, unmeasured=True, ratios=MEASURED_STEPS_RATIO)
 
 
 def period_of(plan: SyncPlan) -> int:
