@@ -48,8 +48,8 @@ class Cell(NamedTuple):
     """Ratio at which a training ended."""
 
 
-def by_task(lines: Sequence[Record], seeds: int) -> dict[Cell, dict[str, float]]:
-    """Return each cell's ratio by task, of tasks on which so many seeds have run; those refused do not count."""
+def logs_of(lines: Sequence[Record]) -> dict[Cell, dict[str, list[float]]]:
+    """Return the logarithms of each cell's ratios by task, one a seed; those refused do not count."""
     logs: dict[Cell, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         if line["kind"] != "curve" or line["why"].startswith("refused"):
@@ -59,9 +59,14 @@ def by_task(lines: Sequence[Record], seeds: int) -> dict[Cell, dict[str, float]]
         ratio = most if line["ratio"] is None else min(line["ratio"], most)
         cell = Cell(line["setting"], line["optimizer"], line["ranks"], *size)
         logs[cell][line["task"]].append(math.log(ratio))
+    return logs
+
+
+def by_task(lines: Sequence[Record], seeds: int) -> dict[Cell, dict[str, float]]:
+    """Return each cell's ratio by task, of tasks on which so many seeds have run."""
     return {
         cell: {task: math.exp(statistics.mean(found)) for task, found in tasks.items() if len(found) >= seeds}
-        for cell, tasks in logs.items()
+        for cell, tasks in logs_of(lines).items()
     }
 
 

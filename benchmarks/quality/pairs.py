@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from fit import MOST_RATIO, NEAR, SEEDS, TASKS, Record, by_task, read_records
+from fit import MOST_RATIO, NEAR, SEEDS, TASKS, Record, by_task, logs_of, read_records
 from scipy.optimize import least_squares
 
 Who = tuple[str, str]
@@ -103,13 +103,7 @@ def shares(known: Known, guess: Guess) -> str:
 
 def of_seeds(lines: list[Record]) -> float:
     """Return the share of trainings whose ratio is within 10 % of the geometric mean of two other seeds."""
-    found: dict[tuple[str, ...], list[float]] = {}
-    for line in lines:
-        if line["kind"] == "curve" and not line["why"].startswith("refused"):
-            key = tuple(str(line[name]) for name in ("task", "optimizer", "setting", "ranks"))
-            ratio = MOST_RATIO if line["ratio"] is None else line["ratio"]
-            found.setdefault(key, []).append(math.log(min(ratio, MOST_RATIO)))
-    three = [each for each in found.values() if len(each) == SEEDS]
+    three = [each for tasks in logs_of(lines).values() for each in tasks.values() if len(each) == SEEDS]
     return statistics.mean(is_near((sum(each) - one) / 2, one) for each in three for one in each)
 
 

@@ -77,7 +77,7 @@ def entries_of(
 
     """
     rng = random.Random(f"{seed} {cell}")  # noqa: S311  an order, not a secret
-    space = Space(workload, topology, Quality(budget=budget, ratios=MEASURED_STEPS_RATIO))  # nothing is learned
+    space = Space(workload, topology, Quality(budget=budget, ratios=MEASURED_STEPS_RATIO))  # nobody trains
     if num == 0:
         builders = {genes: name for name, genes in BASELINES.items() if genes in space}
         chosen = [(builders.get(genes, "sample"), genes) for genes in dict.fromkeys([*builders, *space.enumerate()])]

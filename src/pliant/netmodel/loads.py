@@ -58,12 +58,15 @@ class Loads:
     """Empty where nobody has asked for them."""
 
 
+_LONGEST = ("late_out", "late_into", "late_links", "around_s", "turn_s")
+"""Of sets of messages at once the longest counts, and of all else the sum."""
+
+
 def at_once(loads: Sequence[Loads]) -> Loads:
     """Return the load of several sets of messages."""
     names = [each.name for each in fields(Loads) if each.name != "paths"]
-    longest = [name for name in names if name.startswith(("late", "around", "turn"))]
     found = {
-        name: reduce(np.maximum if name in longest else np.add, [getattr(each, name) for each in loads])
+        name: reduce(np.maximum if name in _LONGEST else np.add, [getattr(each, name) for each in loads])
         for name in names
     }
     return Loads(**found, paths=tuple(path for each in loads for path in each.paths))

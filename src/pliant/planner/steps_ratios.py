@@ -158,8 +158,8 @@ def _measured_as(optimizer: str) -> str:
 
 
 def _judging(gene: Gene, rows: Sequence[FittedRatio], scale: Scale) -> FittedRatio:
-    most = scale.ranks if gene.exchange.weights_may_diverge else 0
-    counting = [row for row in rows if row.parameters <= scale.parameters and most <= row.ranks]
+    least = scale.ranks if gene.exchange.weights_may_diverge else 0
+    counting = [row for row in rows if row.parameters <= scale.parameters and least <= row.ranks]
     if counting:
         return min(counting, key=lambda row: (-row.parameters, abs(row.ranks - scale.ranks), -row.highest, -row.ratio))
     ours = f"{scale.ranks} ranks or more with {scale.parameters / 1e6:.3g} M parameters or fewer"

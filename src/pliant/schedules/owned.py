@@ -208,5 +208,5 @@ def _cost_of_half(
 def _parts_of(schedule: Schedule, owned: Sequence[float]) -> list[float]:
     """Return how much of what its root owns each block is, by the blocks' shares."""
     roots = roots_of(schedule)
-    rooted = np.bincount(roots, schedule.shares, schedule.num_ranks)
-    return [float(owned[root] * share / rooted[root]) for root, share in zip(roots, schedule.shares, strict=True)]
+    rooted = np.bincount(roots, schedule.parts, schedule.num_ranks)
+    return [float(owned[root] * part / rooted[root]) for root, part in zip(roots, schedule.parts, strict=True)]

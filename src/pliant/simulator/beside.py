@@ -28,7 +28,7 @@ def side_by_side(
     of_bucket = defaultdict[int, list[int]](list)
     for k in sorted(k for k in exchanges if isinstance(parts[k].node, AllGather | AllReduce | ScatterGather)):
         of_bucket[parts[k].bucket].append(k)
-    for mine in of_bucket.values():
+    for mine in (several for several in of_bucket.values() if len(several) > 1):
         delays_s = {k: float(exchanges[k].of.counts[exchanges[k].index, _LATENCY]) * second for k in mine}
         busy_s = done_s = 0.0
         for k in sorted(mine, key=lambda k: -delays_s[k]):

@@ -256,7 +256,7 @@ def require_timing(pace: Pace, delay_steps: int, period: int, node: str) -> None
 
 
 def text_of(x: Any, *, brief: bool = False) -> str:
-    """Return a node or a value in the grammar, without what has its default, and what is long as its `brief` says."""
+    """Return a node or a value in the grammar, without defaults; if brief, what is long is as its `brief` says."""
     if isinstance(x, CodecSpec):
         return str(x)
     if brief and hasattr(x, "brief"):
