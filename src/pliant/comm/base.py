@@ -15,6 +15,7 @@ __all__ = [
     "PeerSlots",
     "PeerTensors",
     "ReduceOp",
+    "StagedWork",
     "Work",
     "duplicate",
     "ends_what_is_sent",
@@ -78,10 +79,32 @@ class Work(Protocol):
         ...
 
 
+class StagedWork:
+    """A communication of several rounds, as stages that yield while messages are under way; the first begins it."""
+
+    def __init__(self, stages: Generator[None]) -> None:
+        self.stages = stages
+        self._failed: CommError | None = None
+
+    def wait(self) -> None:
+        """Do what is left of it."""
+        if self._failed is not None:
+            raise self._failed
+        try:
+            for _ in self.stages:
+                pass
+        except CommError as error:
+            self._failed = error
+            raise
+
+
 def waited_for(work: Work) -> Generator[None]:
     """Yield while messages are under way, and wait for them in any case: what is left behind would meet later ones."""
     try:
-        yield
+        if isinstance(work, StagedWork):
+            yield from work.stages
+        else:
+            yield
     finally:
         work.wait()
 

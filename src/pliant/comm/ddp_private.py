@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 __all__ = [
+    "BucketCaps",
     "DDPListener",
     "after_backward",
     "forget_forward",
@@ -26,25 +27,46 @@ __all__ = [
 ]
 
 
-def rebuild_reducer(ddp: Any, bucket_bytes: int) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BucketCaps:
+    """Largest sizes of DDP's buckets, in bytes."""
+
+    most: int
+    first: int
+    """Of the first bucket, which DDP makes smaller unless it is told a size."""
+    of_each: tuple[int, ...] = ()
+    """Of each bucket, where the user has said so."""
+
+    @classmethod
+    def of(cls, ddp: Any) -> "BucketCaps":
+        """Return those of a DistributedDataParallel model."""
+        if hasattr(ddp, "_bucket_config"):  # torch 2.13 and later keep all caps there
+            config = ddp._bucket_config
+            most, first = config.bucket_bytes_cap, config.first_bucket_bytes_cap
+            return cls(most=most, first=first, of_each=config.per_bucket_bytes_caps)
+        most, first = int(ddp.bucket_bytes_cap), dist._DEFAULT_FIRST_BUCKET_BYTES  # pyright: ignore
+        return cls(most=most, first=min(first, most) if ddp.bucket_bytes_cap_default else most)
+
+
+def rebuild_reducer(ddp: Any, caps: BucketCaps) -> None:
     """Give a DistributedDataParallel model a new reducer with other buckets, as unpickling one does.
 
     Between two steps, and on all ranks. Its communication hook is to be registered again. As with any new reducer,
     buckets are provisional in the first backward pass, and then follow the order in which gradients were ready.
     """
-    if hasattr(ddp, "_bucket_config"):  # torch 2.13 and later keep all caps there
+    if hasattr(ddp, "_bucket_config"):
         ddp._bucket_config = dataclasses.replace(
             ddp._bucket_config,
-            bucket_bytes_cap=bucket_bytes,
-            first_bucket_bytes_cap=bucket_bytes,
-            per_bucket_bytes_caps=(),
+            bucket_bytes_cap=caps.most,
+            first_bucket_bytes_cap=caps.first,
+            per_bucket_bytes_caps=caps.of_each,
         )
-    ddp.bucket_bytes_cap = bucket_bytes
+    ddp.bucket_bytes_cap, ddp.bucket_bytes_cap_default = caps.most, caps.first < caps.most
     parameters, sparse = ddp._build_params_for_reducer()
     ddp._ddp_init_helper(parameters, sparse, ddp._build_debug_param_to_name_mapping(parameters), ddp.static_graph)
     ddp._has_rebuilt_buckets = False
     # From here on it is where the compiler cuts graphs, which it does not below DDP's usual first bucket.
-    ddp.bucket_bytes_cap = max(bucket_bytes, dist._DEFAULT_FIRST_BUCKET_BYTES)  # pyright: ignore
+    ddp.bucket_bytes_cap = max(caps.most, dist._DEFAULT_FIRST_BUCKET_BYTES)  # pyright: ignore
     if ddp.static_graph:
         ddp.reducer._set_static_graph()
         ddp.logger._set_static_graph()

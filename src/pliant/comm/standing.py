@@ -52,11 +52,11 @@ class StandingReceives:
         """Send the messages of round k, and receive those to this rank."""
         return AllWorks(*self._begin(sends, k))
 
-    def go_through(self, sends: PeerTensors, k: int) -> None:
-        """Exchange round k and wait for what comes; what leaves may do so until the next round, or `end`."""
+    def start(self, sends: PeerTensors, k: int) -> Work:
+        """Begin round k of several; what leaves may do so until the work of the next round is waited for, or `end`."""
         before = self._leaving if k else EndedWork()
         came, self._leaving = self._begin(sends, k)
-        AllWorks(came, before).wait()
+        return AllWorks(came, before)
 
     def end(self) -> None:
         """Wait for what the last round has sent, and let the first receives of the next exchange stand."""

@@ -16,6 +16,7 @@ from pliant.accelerator import is_accelerator
 from pliant.buckets import real_shape
 from pliant.comm.base import CommError
 from pliant.comm.ddp_private import (
+    BucketCaps,
     has_comm_hook,
     is_settled,
     listen,
@@ -57,7 +58,7 @@ class DDPHook:
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._group = cast(ProcessGroup, ddp.process_group)
-        self._given_bytes = self._bucket_bytes = int(ddp.bucket_bytes_cap)
+        self._given = self._caps = BucketCaps.of(ddp)
         self._names = {id(p): n for n, p in list_tensors(ddp.module)}
         self.layout: dict[int, tuple[str, ...]] = {}
         """Bucket -> its parameters in the next pass; empty before the first."""
@@ -119,16 +120,16 @@ class DDPHook:
         return future
 
     def rebucket(self, ddp: DistributedDataParallel, bucket_bytes: int) -> None:
-        """Set the largest size of buckets in bytes; 0 for the size that the model came with."""
-        wanted = bucket_bytes or self._given_bytes
-        if wanted != self._bucket_bytes:
+        """Set the largest size of all buckets in bytes; 0 for the sizes that the model came with."""
+        wanted = BucketCaps(most=bucket_bytes, first=bucket_bytes) if bucket_bytes else self._given
+        if wanted != self._caps:
             rebuild_reducer(ddp, wanted)
             ddp.register_comm_hook(self, _hook)
-            self._bucket_bytes, self.layout, self.settled = wanted, {}, True
+            self._caps, self.layout, self.settled = wanted, {}, True
 
     def renew(self, ddp: DistributedDataParallel) -> None:
         """Give DDP a new reducer after a pass that was broken off, whose end the old one waits for."""
-        rebuild_reducer(ddp, self._bucket_bytes)
+        rebuild_reducer(ddp, self._caps)
         ddp.register_comm_hook(self, _hook)
         self.layout, self.settled = {}, True
 

@@ -3,14 +3,14 @@
 import json
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
-from pliant.accelerator import synchronize
+from pliant.accelerator import is_accelerator, synchronize
 from pliant.comm.base import Comm
 from pliant.comm.text_broadcast import broadcast_text
 from pliant.netmodel import Overheads, overheads_of
@@ -18,13 +18,17 @@ from pliant.schedules.background import BackgroundSolver, SolverOptions
 from pliant.schedules.collective import Collective
 from pliant.spec import Schedule, Topology, from_json, to_json
 
-__all__ = ["SCHEDULE_SOLVER", "ScheduleChoice", "SumKind", "choice_for", "require_places"]
+__all__ = ["SCHEDULE_SOLVER", "ScheduleChoice", "SumKind", "SumWay", "choice_for", "require_places"]
 
 SCHEDULE_SOLVER = SolverOptions(after=8, limit_s=20.0, trials=5)
 """Sums of a kind before a search for it, its time limit, and sums on trial."""
 _EVERY = 4
 """Sums from one word of rank 0's to the next, as long as there is something to decide."""
 _WORDS = ("stay", "change", "back", "settled")
+
+
+SumWay: TypeAlias = Callable[..., Generator[None]]
+"""What carries out a sum in stages, which yield while messages are under way."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,7 +42,7 @@ class SumKind:
     device: torch.device
     without_s: Callable[[Topology, Overheads], float]
     """Predicts the seconds of the sum without a schedule."""
-    make: Callable[[Schedule], Callable[..., None]]
+    make: Callable[[Schedule], SumWay]
     """Returns what carries out such a sum by a schedule; collective."""
 
 
@@ -79,7 +83,9 @@ class ScheduleChoice:
         require_places(schedule, num_places)
         self._given = schedule if isinstance(schedule, Schedule) else None
         self._topology = _topology_for(num_places, schedule) if isinstance(schedule, Topology) else None
-        self._ready: dict[str, Callable[..., None]] = {}
+        self._ready: dict[str, SumWay] = {}
+        self._under_way: dict[str, Generator[None]] = {}
+        """Stages of the last sum of each kind, which may have some left."""
         self._known: dict[str, SumKind] = {}
         """Kinds that were asked for and still come, the same on all ranks."""
         self._last: dict[str, int] = {}
@@ -107,12 +113,33 @@ class ScheduleChoice:
 
     def carry_out(self, kind: SumKind, otherwise: Callable[..., None], *given: Any) -> None:
         """Carry out the next sum, which is of this kind, by its schedule if it has one. Collective."""
-        way = self.way(kind) or otherwise
+        way = self.way(kind)
         start_s = time.perf_counter()
-        way(*given)
+        if way is None:
+            otherwise(*given)
+        else:
+            for _ in way(*given):
+                pass
         self.note(kind, start_s)
 
-    def way(self, kind: SumKind) -> Callable[..., None] | None:
+    def in_turn(self, kind: SumKind, stages: Generator[None]) -> Generator[None]:
+        """Yield the stages of a sum whose way was asked for; none as long as ways are judged by their time.
+
+        The buffers of a kind are for one sum at a time, so one that has begun ends first. On an accelerator, where
+        stages have threads of their own (`CommThread`), it could not.
+        """
+        if self._is_open or is_accelerator(kind.device):
+            start_s = time.perf_counter()
+            for _ in stages:
+                pass
+            self.note(kind, start_s)
+            return
+        for _ in self._under_way.pop(kind.name, ()):
+            pass
+        self._under_way[kind.name] = stages
+        yield from stages
+
+    def way(self, kind: SumKind) -> SumWay | None:
         """Return what carries out the next sum, which is of this kind, by a schedule; None without. Collective."""
         if self._given is not None and kind.name not in self._ready:
             self._ready[kind.name] = kind.make(self._given)

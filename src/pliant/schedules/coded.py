@@ -1,6 +1,6 @@
 """Means and sums that travel in a codec's payloads, along a schedule."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pliant.codecs import Codec, encode_feedback, finite_flag, keep_unless
 from pliant.comm.agreement import require_same
-from pliant.comm.base import Comm
+from pliant.comm.base import Comm, waited_for
 from pliant.comm.standing import StandingReceives
 from pliant.schedules.coded_rounds import CodedMessage, coded_rounds, room
 from pliant.schedules.collective import Collective
@@ -182,6 +182,11 @@ class ScheduledCodedAverage(_CodedMoves):
         The seed is the same on all ranks. If x or the mean is not finite, results are poisoned on every rank that
         decodes them, and the residual keeps its value there.
         """
+        for _ in self.stages(x, seed, residual):
+            pass
+
+    def stages(self, x: Tensor, seed: int, residual: Tensor | None = None) -> Generator[None]:
+        """Do the same in stages, which yield while the messages of a round are under way."""
         if x.numel() != self._numel:
             raise ValueError(f"this average is for vectors of {self._numel} elements, but got {x.numel()}.")
         for number, each in enumerate(self._rounds):
@@ -192,7 +197,7 @@ class ScheduledCodedAverage(_CodedMoves):
                     self._encode(part, x, residual, seed + self._comm.rank + 1)
                 for part in m.copied:
                     part.payload.copy_(self._sums[part.block])
-            self._receives.go_through([(m.peer, m.buffer) for m in each.sends], number)
+            yield from waited_for(self._receives.start([(m.peer, m.buffer) for m in each.sends], number))
             for m in each.receives:
                 for part in m.added:
                     self._codec.decode_add(part.payload, part.of(x))
@@ -247,11 +252,16 @@ class ScheduledCodedSum(_CodedMoves):
 
     def __call__(self, x: Tensor, seed: int) -> None:
         """Replace what this rank owns of x by its sum; the rest is left in an undefined state."""
+        for _ in self.stages(x, seed):
+            pass
+
+    def stages(self, x: Tensor, seed: int) -> Generator[None]:
+        """Do the same in stages, which yield while the messages of a round are under way."""
         for number, each in enumerate(self._rounds):
             for m in each.sends:
                 for part in (*m.added, *m.taken):
                     self._codec.encode(part.of(x), part.payload, seed + self._comm.rank + 1)
-            self._receives.go_through([(m.peer, m.buffer) for m in each.sends], number)
+            yield from waited_for(self._receives.start([(m.peer, m.buffer) for m in each.sends], number))
             for m in each.receives:
                 for part in m.added:
                     self._codec.decode_add(part.payload, part.of(x))

@@ -1,7 +1,7 @@
 """A schedule carried out: one message per peer and round, sums in a fixed order."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pliant.comm.agreement import require_same
-from pliant.comm.base import Comm, require_contiguous
+from pliant.comm.base import Comm, require_contiguous, waited_for
 from pliant.comm.standing import StandingReceives
 from pliant.schedules.collective import Collective, MergedCollective
 from pliant.schedules.verify import ScheduleError, verify
@@ -165,6 +165,11 @@ class ScheduledAllReduce:
         The content of x in a block that this rank does not hold is ignored; a block that it does not need is left in an
         undefined state.
         """
+        for _ in self.stages(x):
+            pass
+
+    def stages(self, x: Tensor) -> Generator[None]:
+        """Do the same in stages, which yield while the messages of a round are under way."""
         require_contiguous(x)
         if x.numel() != self._numel or x.dtype != self._dtype:
             raise ValueError(
@@ -175,7 +180,7 @@ class ScheduledAllReduce:
             for m in each.sends:
                 m.added.take(rows, m.buffer[: m.num_added])
                 m.copied.take(rows, m.buffer[m.num_added :])
-            self._receives.go_through([(m.peer, m.buffer) for m in each.sends], number)
+            yield from waited_for(self._receives.start([(m.peer, m.buffer) for m in each.sends], number))
             for m in each.receives:
                 m.added.add(rows, m.buffer[: m.num_added])
                 m.copied.put(rows, m.buffer[m.num_added :])

@@ -1,18 +1,17 @@
 """Comm whose sums of dense vectors follow a schedule: a given one, or what is found for the network beside training."""
 
 import itertools
-import time
 import weakref
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from pliant.comm.base import Comm, EndedWork, ReduceOp, Work, require_contiguous
+from pliant.comm.base import Comm, ReduceOp, StagedWork, Work, require_contiguous, waited_for
 from pliant.comm.wrapped import WrappedComm
 from pliant.netmodel import Overheads
 from pliant.schedules.background import SolverOptions
-from pliant.schedules.choice import SCHEDULE_SOLVER, ScheduleChoice, SumKind
+from pliant.schedules.choice import SCHEDULE_SOLVER, ScheduleChoice, SumKind, SumWay
 from pliant.schedules.dense import dense_merged, dense_task, ring_s
 from pliant.schedules.execute import ScheduledAllReduce
 from pliant.spec import Schedule, Scheduling, Topology
@@ -72,15 +71,13 @@ class ScheduledComm(WrappedComm):
         require_contiguous(x)
         kind = self._kind_of(x)
         by_schedule = self.choice.way(kind)
-        start_s = time.perf_counter()
-        if by_schedule is not None:
-            by_schedule(x.view(-1))
-        elif self.choice.is_open:
-            self._comm.all_reduce(x).wait()
-        else:
+        if by_schedule is None and not self.choice.is_open:
             return self._comm.all_reduce(x)
-        self.choice.note(kind, start_s)
-        return EndedWork()
+        stages = waited_for(self._comm.all_reduce(x)) if by_schedule is None else by_schedule(x.view(-1))
+        work = StagedWork(self.choice.in_turn(kind, stages))
+        if self.choice.is_open:
+            work.wait()
+        return work
 
     def _kind_of(self, x: Tensor) -> SumKind:
         key = (x.numel(), x.dtype)
@@ -100,14 +97,12 @@ class ScheduledComm(WrappedComm):
         super().close()
 
 
-def _carry_out(
-    comm: Comm, numel: int, dtype: torch.dtype, device: torch.device, schedule: Schedule
-) -> ScheduledAllReduce:
+def _carry_out(comm: Comm, numel: int, dtype: torch.dtype, device: torch.device, schedule: Schedule) -> SumWay:
     """Return what adds up such vectors by a schedule; not a method, so that neither a vector nor a comm is kept."""
     like = torch.empty(numel, dtype=dtype, device=device)
     merged = dense_merged(schedule, numel, like.element_size())
     numels = [end - first for first, end in itertools.pairwise(schedule.cuts(numel))]
-    return ScheduledAllReduce(schedule, merged, merged.collective, numels, comm, like=like)
+    return ScheduledAllReduce(schedule, merged, merged.collective, numels, comm, like=like).stages
 
 
 def scheduled(comm: Comm, schedule: Scheduling) -> Comm:

@@ -43,4 +43,5 @@ def _with_delay(each: TimedExchange, delay: float, second: float) -> TimedExchan
     """Return an exchange with another delay, in units of the coefficient, of so many seconds each."""
     counts, before = each.of.counts.copy(), float(each.of.counts[each.index, _LATENCY])
     counts[each.index, _LATENCY] = delay
-    return replace(each, seconds=each.seconds + (delay - before) * second, of=replace(each.of, counts=counts))
+    of, seconds = replace(each.of, counts=counts), each.seconds + (delay - before) * second
+    return replace(each, seconds=seconds, of=of, alternates=True)

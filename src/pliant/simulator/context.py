@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +34,8 @@ class SimulationContext:
     buckets: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = field(
         default_factory=dict[tuple[int, int], tuple[tuple[int, ...], ...]]
     )
+
+    hops: dict[tuple[int, int], tuple[Any, ...]] = field(default_factory=dict[tuple[int, int], tuple[Any, ...]])
 
     def __post_init__(self) -> None:
         self.links = Links(self.topology, self.overheads)

@@ -41,6 +41,10 @@ class Exchanges:
     received: Floats
     """(num_buckets, num_ranks) bytes."""
     stages: tuple[Stage, ...]
+    rounds: tuple[Round, ...]
+    """Of which they are made."""
+    others_s: tuple[Floats, ...]
+    """(num_buckets,) for each round with messages: seconds beside their bytes and delays."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -113,6 +117,8 @@ def exchange_time(
         sent=sent,
         received=received,
         stages=tuple(windows),
+        rounds=tuple(rounds),
+        others_s=tuple(wires.others_s),
     )
 
 
@@ -150,6 +156,8 @@ class _Wires:
     def __init__(self, links: Links, coefficients: Floats, pause_s: float) -> None:
         self._links, self._coefficients, self._pause_s = links, coefficients, pause_s
         self._opened = OpenedPaths()
+        self.others_s: list[Floats] = []
+        """Time of each round that its messages take of a rank, and TCP to open its windows, (num_buckets,)."""
 
     def of(self, each: Round, messages: Messages, none: Floats) -> tuple[Floats, Floats]:
         """Return the time that occupies the wire and the time that only delays, (num_buckets, num_keys) both."""
@@ -160,8 +168,9 @@ class _Wires:
         busy[:, _AT["loopback_bytes"]] = np.where(inside, took.loopback_bytes, 0)
         busy[:, _AT["wire_s"]] = np.where(inside, 0, took.rate_s)
         busy[:, _AT["messages"]] = took.num_messages * (1 if each.split is None else each.split)
-        starting_s = self._opened.left_s(messages, in_turn_s(took.start_s))
-        lag[:, _AT["latency_s"]] = took.latency_s + took.staging_s + starting_s
+        starting_s = self._opened.left_s(messages, in_turn_s(took.start_s)) + took.staging_s
+        lag[:, _AT["latency_s"]] = took.latency_s + starting_s
+        self.others_s.append(starting_s + busy[:, _AT["messages"]] * self._coefficients[_AT["messages"]])
         return busy, lag
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -13,6 +13,7 @@ from pliant.simulator.critical_path import CriticalSegment, critical_path
 from pliant.simulator.events import timeline_of
 from pliant.simulator.prepared import PreparedPlan, prepare
 from pliant.simulator.rank_clock import RankActivity
+from pliant.simulator.skew import step_with_skew_s
 from pliant.simulator.stepping import Stepper
 from pliant.spec import SyncPlan, Timeline, Topology, Workload
 
@@ -154,11 +155,15 @@ def run(prepared: PreparedPlan, steps: int, *, brief: bool = False) -> Simulated
         return _run_free(prepared, stepper, steps or period)
     ends_s = stepper.ends_s
     from_s = ends_s[first - 1] if first else 0.0
-    step_s = (ends_s[-1] - from_s) / period
+    skewed_s = step_with_skew_s(prepared)
+    legs = [] if brief and skewed_s is None else critical_path(stepper.clock.segments, from_s, ends_s[-1])
+    saved_s = 0.0 if skewed_s is None else ends_s[-1] - from_s - period * skewed_s
+    legs, saved_s = _shortened(legs, saved_s)
+    step_s = (ends_s[-1] - from_s - saved_s) / period
     wanted = steps or period
-    makespan_s = ends_s[wanted - 1] if wanted <= len(ends_s) else ends_s[-1] + (wanted - len(ends_s)) * step_s
-    legs = [] if brief else critical_path(stepper.clock.segments, from_s, ends_s[-1])
-    waits_s = sum(_inside(s, from_s) for s in stepper.clock.segments if s.kind == "wait")
+    known = min(wanted, len(ends_s))
+    makespan_s = ends_s[known - 1] - (known - 1) * saved_s / period + (wanted - known) * step_s
+    waits_s = sum(_inside(s, from_s) for s in stepper.clock.segments if s.kind == "wait") - saved_s
     counts = _counts(legs, stepper, prepared.context) / period
     per_step = _totals(stepper, first, prepared) / period
     return Simulated(
@@ -224,6 +229,16 @@ def _run_free(prepared: PreparedPlan, stepper: Stepper, wanted: int) -> Simulate
 
 def _inside(segment: RankActivity, from_s: float) -> float:
     return max(0.0, segment.end_s - max(segment.start_s, from_s))
+
+
+def _shortened(legs: list[CriticalSegment], saved_s: float) -> tuple[list[CriticalSegment], float]:
+    """Return a critical path on which exchanges take so much less, and by how much they do."""
+    exchanged_s = sum(leg.seconds for leg in legs if leg.item is not None)
+    if not saved_s or not exchanged_s:
+        return legs, 0.0
+    saved_s = min(saved_s, exchanged_s)
+    part = 1 - saved_s / exchanged_s
+    return [leg if leg.item is None else replace(leg, seconds=part * leg.seconds) for leg in legs], saved_s
 
 
 def _counts(legs: Sequence[CriticalSegment], stepper: Stepper, context: SimulationContext) -> Floats:

@@ -26,6 +26,9 @@ class TimedExchange:
     blocks: bool = False
     """Whether the rank waits for it before it computes on, as for torch's own collectives on the CPU."""
 
+    alternates: bool = False
+    """Whether its stages alternate with those of the other parts of its bucket."""
+
     @property
     def cpu_share(self) -> float:
         """CPU seconds of the exchange over its seconds; more than 1 where messages and coding are side by side."""

@@ -62,8 +62,8 @@ def coded_average(
         task=dense_task(num_bytes, plain.size),
         device=device,
         without_s=partial(owners_s, num_bytes),
-        make=lambda schedule: ScheduledCodedAverage(
-            schedule, codec, numel, plain, owner_feedback=owner_feedback, device=device
+        make=lambda schedule: (
+            ScheduledCodedAverage(schedule, codec, numel, plain, owner_feedback=owner_feedback, device=device).stages
         ),
     )
     return _ChosenAverage(comm.choice, kind, lambda: by_owners(plain))
@@ -81,9 +81,10 @@ class _ChosenAverage:
 
     def __call__(self, x: Tensor, seed: int, residual: Tensor | None = None) -> None:
         """Replace x, float32 (numel,), by the mean over ranks; see `CompressedAverage`."""
-        self._choice.carry_out(self._kind, lambda *given: self._by_owners(*given), x, seed, residual)
+        for _ in self.stages(x, seed, residual):
+            pass
 
     def stages(self, x: Tensor, seed: int, residual: Tensor | None = None) -> Generator[None]:
-        """Do the same in one stage: a way is judged by its time."""
-        self(x, seed, residual)
-        yield from ()
+        """Do the same in the stages of its way."""
+        way = self._choice.way(self._kind) or self._by_owners.stages
+        yield from self._choice.in_turn(self._kind, way(x, seed, residual))

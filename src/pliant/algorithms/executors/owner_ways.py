@@ -11,7 +11,7 @@ from pliant.collectives.owner import OwnerWay, OwnerWays
 from pliant.collectives.owner_slices import OwnerSlices, hosts_of
 from pliant.comm.base import Comm
 from pliant.comm.hierarchical import HierarchicalComm
-from pliant.schedules.choice import ScheduleChoice, SumKind, choice_for
+from pliant.schedules.choice import ScheduleChoice, SumKind, SumWay, choice_for
 from pliant.schedules.coded import ScheduledCodedSum
 from pliant.schedules.execute import ScheduledAllReduce
 from pliant.schedules.owned import direct_s, owner_task
@@ -71,7 +71,7 @@ class _ChosenWays:
         x: Tensor,
         kind: Half,
         codec: Codec | None,
-        make: Callable[[Schedule], Callable[[Tensor, int], None]],
+        make: Callable[[Schedule], SumWay],
     ) -> SumKind:
         """Return what is searched for and measured together: parts of these sizes, one way or the other."""
         sizes = [x.element_size() * n if codec is None else codec.nbytes(n) for n in slices.numels]
@@ -85,16 +85,16 @@ class _ChosenWays:
         )
 
 
-def _as_it_is(slices: OwnerSlices, like: Tensor, kind: Half, schedule: Schedule) -> Callable[[Tensor, int], None]:
+def _as_it_is(slices: OwnerSlices, like: Tensor, kind: Half, schedule: Schedule) -> SumWay:
     """Return what moves parts without a codec along half of a schedule; it needs no seed."""
     half = place_half(schedule, kind, slices.numels, slices.hosts)
     starts = half.starts(slices.starts)
     by_schedule = ScheduledAllReduce(
         half.schedule, half.merged, half.collective, half.numels, slices.flat, like=like, starts=starts
     )
-    return lambda x, _: by_schedule(x)
+    return lambda x, _: by_schedule.stages(x)
 
 
-def _coded(slices: OwnerSlices, device: torch.device, codec: Codec, schedule: Schedule) -> ScheduledCodedSum:
+def _coded(slices: OwnerSlices, device: torch.device, codec: Codec, schedule: Schedule) -> SumWay:
     half = place_half(schedule, "reduce", slices.numels, slices.hosts, codec.granularity)
-    return ScheduledCodedSum(half, slices.starts, codec, slices.flat, device=device)
+    return ScheduledCodedSum(half, slices.starts, codec, slices.flat, device=device).stages
