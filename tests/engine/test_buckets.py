@@ -104,3 +104,28 @@ def test_after_close_ddp_works_by_itself_with_the_new_buckets():
 
     first, second = pliant.run_world(2, body)
     assert torch.equal(first, second)
+
+
+def test_a_size_that_is_ddp_s_own_is_that_of_all_buckets_and_no_size_is_what_the_model_came_with():
+    """DDP makes its first bucket smaller, unless it is told a size: what a plan leaves must not be the next one's."""
+    plans = [plan(pliant.allreduce(), size) for size in (0, 25 << 20, 0, 4 << 20, 0)]
+
+    def body(place):
+        model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(3)))
+        ddp = DistributedDataParallel(model, process_group=place.process_group)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-6)
+        found = []
+        with pliant.relax(ddp, optimizer, plans[0], timeout_s=20) as run:
+            for each in plans:
+                run.switch(each)
+                for _ in range(2):
+                    optimizer.zero_grad()
+                    ddp(torch.ones(1, 512)).sum().backward()
+                    optimizer.step()
+                found.append(sizes_of(run))
+        return found
+
+    for own, one, again, other, last in pliant.run_world(2, body):
+        assert len(own) == 2
+        assert own == again == last
+        assert one == other == [6]

@@ -4,6 +4,7 @@ import gc
 import math
 import warnings
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,14 +13,18 @@ import torch
 from torch import nn
 
 import pliant
+from pliant.algorithms.executors.coded_average import coded_average
+from pliant.codecs import codec_from
 from pliant.comm import RecordedComm, run_world
+from pliant.comm.base import waited_for
 from pliant.engine.plan_resolution import resolve_plan
+from pliant.engine.stages import side_by_side
 from pliant.schedules import SolverOptions, background as background_module, choice as choice_module
 from pliant.schedules.choice import ScheduleChoice, SumKind
 from pliant.schedules.dense import dense_candidates, dense_task, fastest_schedule
 from pliant.schedules.scheduled_comm import ScheduledComm, scheduled
 from pliant.simulator import simulate
-from pliant.spec import AllReduce, Rule, Schedule, SyncPlan, TensorSpec, Workload, from_json, save, to_json
+from pliant.spec import AllReduce, CodecSpec, Rule, Schedule, SyncPlan, TensorSpec, Workload, from_json, save, to_json
 from schedules.cases import SolvedAtOnce, hosts, trained
 from schedules.test_dense import mesh
 from waiting import until
@@ -89,6 +94,46 @@ def test_what_is_no_sum_of_numbers_is_handed_on():
         return float(most), int(count), comm.num_scheduled
 
     assert run_world(3, train) == [(2.0, 3, 0)] * 3
+
+
+def test_rounds_of_several_sums_alternate_and_those_of_one_kind_follow_one_another():
+    """A kind's buffers are for one sum at a time: the second one of 300 elements begins when the first has ended."""
+    schedule = dense_candidates(1 << 20, mesh(3, 1))[0].schedule
+    numels = (300, 300, 1003)
+
+    def train(context):
+        comm, stages = ScheduledComm(context.comm, schedule), 0
+        for _ in range(3):
+            found = [whole_numbers(context.rank, numel) for numel in numels]
+            stages = sum(1 for _ in side_by_side([waited_for(comm.all_reduce(x)) for x in found]))
+            assert all(torch.equal(x, total(3, numel)) for x, numel in zip(found, numels, strict=True))
+        return stages
+
+    assert run_world(3, train) == [len(schedule.rounds)] * 3
+
+
+def test_a_mean_in_codes_by_a_given_schedule_yields_in_each_round_and_in_one_stage_while_ways_are_judged():
+    codec = codec_from(CodecSpec(name="minmax8"))
+    schedule = dense_candidates(1 << 20, mesh(3, 1))[0].schedule
+
+    def train(context):
+        seen = []
+        for way in (schedule, mesh(3, 1)):
+            comm = ScheduledComm(context.comm, way, solver=replace(SOON, after=1000))
+            average = coded_average(
+                codec, 2000, comm, chunk_bytes=1 << 20, owner_feedback=False, device=torch.device("cpu")
+            )
+            x = whole_numbers(context.rank, 2000)
+            seen.append(sum(1 for _ in average.stages(x, 0)))
+            seen.append(x)
+            comm.close()
+        return seen
+
+    for given, x, judged, y in run_world(3, train):
+        assert (given, judged) == (len(schedule.rounds), 0)
+        mean = total(3, 2000) / 3
+        for found in (x, y):
+            torch.testing.assert_close(found, mean, atol=1.0, rtol=0)
 
 
 @pytest.mark.extended

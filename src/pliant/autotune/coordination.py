@@ -8,6 +8,7 @@ import torch
 
 from pliant.autotune.finalists import Finalist
 from pliant.comm.base import Comm
+from pliant.comm.small_gather import gather_small
 from pliant.comm.text_broadcast import broadcast_text
 from pliant.engine.trial import PlanOnTrial
 from pliant.planner import Genome, Quality, SearchResult, Trial
@@ -28,28 +29,23 @@ _log = logging.getLogger("pliant")
 
 def holds_on_all(comm: Comm, mine: bool) -> bool:
     """Say whether something holds on all ranks. Collective."""
-    held = torch.tensor([int(mine)])
-    comm.all_reduce(held, "min").wait()
-    return bool(held)
+    return bool(gather_small(comm, torch.tensor([mine], dtype=torch.uint8)).all())
 
 
 def has_failed(trial: PlanOnTrial, comm: Comm) -> bool:
     """Say whether a trial has failed on any rank, and note on all why it did on the first of them. Collective."""
     if trial.is_agreed:
         return True
-    first = torch.tensor([comm.rank if trial.why else comm.size])
-    comm.all_reduce(first, "min").wait()
-    if int(first) == comm.size:
+    failed = gather_small(comm, torch.tensor([bool(trial.why)], dtype=torch.uint8)).flatten().tolist()
+    if not any(failed):
         return False
-    trial.agree(broadcast_text(f"rank {comm.rank}: {trial.why}", comm, int(first)))
+    trial.agree(broadcast_text(f"rank {comm.rank}: {trial.why}", comm, failed.index(1)))
     return True
 
 
 def slowest_s(comm: Comm, mine_s: Sequence[float]) -> list[float]:
     """Return the longest of all ranks' times, one by one. Collective."""
-    longest = torch.tensor(mine_s, dtype=torch.float64)
-    comm.all_reduce(longest, "max").wait()
-    return longest.tolist()
+    return gather_small(comm, torch.tensor(mine_s, dtype=torch.float64)).amax(0).tolist()
 
 
 def share_number(comm: Comm, mine: float) -> float:

@@ -16,7 +16,7 @@ from pliant.planner import (
     remembering,
     search_predicted,
 )
-from pliant.simulator import simulate_many
+from pliant.simulator.simulate import context_for, step_times
 from pliant.spec import Topology, Workload
 
 __all__ = ["Prospects", "look_ahead"]
@@ -61,10 +61,10 @@ def look_ahead(
 
     """
     least_s = LeastTimes(workload, topology, overheads)
+    context = context_for(workload, topology, overheads, workload.rank_factors)
 
     def simulated(plans: list[Genome]) -> list[float]:
-        asked = [genes.plan() for genes in plans]
-        return simulate_many(asked, workload, topology, overheads=overheads, slowdown=workload.rank_factors).tolist()
+        return step_times([genes.plan() for genes in plans], context).tolist()
 
     step_s = remembering(simulated, {})
     compute_s = workload.compute_s * max(workload.rank_factors, default=1.0)

@@ -36,6 +36,8 @@ UNCOUNTED = 2
 _LEAST_STEPS, _MOST_BLOCKS = 3, 16
 _SURELY_AT_ONCE, _SURELY = 1.5, 1.1
 """Factors by which a plan's best turn must be slower than another's worst so that it drops out: first turn, later."""
+_ALIKE = 1.03
+"""Factor up to which plans take as long as one another: to tell them apart takes more turns than it would save."""
 
 
 class TunableRun(Protocol):
@@ -139,7 +141,7 @@ class TrialRunner:
 
         """
         run = self._run
-        run.switch(self._base)
+        self._to_base()
         run.put_on_trial(plan)
         blocks_s = [] if self._has_failed() else (yield from self._time_plan(plan, limit_s))
         if stays and blocks_s:
@@ -178,7 +180,8 @@ class TrialRunner:
 
         What is surely slower drops out, the base plan too: after the first turn by a half, later by a tenth. A plan
         that fails drops out at once. There are up to twice as many turns, while they disagree on whether the best is
-        faster than the base plan; never more than `most_turns`.
+        faster than the base plan; never more than `most_turns`. They end early where those that are left are alike, and
+        the base plan is none of them.
 
         Args:
             plans: At least one; none of them is the base plan.
@@ -197,7 +200,7 @@ class TrialRunner:
             steps_s[0] += [base_s] if is_known else []
             for k in list(left):
                 if k == 0:
-                    self._run.switch(self._base)
+                    self._to_base()
                     blocks_s = yield from self._time_plan(self._base)
                 else:
                     blocks_s, why = yield from self.time_plan(plans[k - 1])
@@ -217,12 +220,19 @@ class TrialRunner:
                 break
             least_s = min(max(costs_s[k]) for k in left)
             left = [k for k in left if min(costs_s[k]) <= (_SURELY_AT_ONCE if turn == 1 else _SURELY) * least_s]
-            if len(left) == 1 or (turn >= num_turns and (min(gains) > 1 or max(gains) <= 1)):
+            left_s = [statistics.median(costs_s[k]) for k in left]
+            alike = 0 not in left and max(left_s) <= _ALIKE * min(left_s)
+            if len(left) == 1 or alike or (turn >= num_turns and (min(gains) > 1 or max(gains) <= 1)):
                 break
         exact_s, *plans_s = (statistics.median(each) if each else math.nan for each in steps_s)
         return Comparison(
             best=max(0, best - 1), gains=tuple(gains), exact_s=exact_s, plans_s=tuple(plans_s), failed=failed
         )
+
+    def _to_base(self) -> None:
+        """Put the base plan in force, where it is not. Collective."""
+        if self._run.plan.hash != self._base.hash:
+            self._run.switch(self._base)
 
     def _time_plan(self, plan: SyncPlan, limit_s: float = math.inf) -> Steps[list[float]]:
         """Return step times, as means of whole periods; only one if the first are above the limit.

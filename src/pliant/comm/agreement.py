@@ -1,14 +1,15 @@
 """Check that a value is equal on all ranks; on all of them it raises, or on none."""
 
 import hashlib
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
 
 from pliant.comm.base import Comm
+from pliant.comm.small_gather import gather_small
 
-__all__ = ["require_same", "telling_of_failure"]
+__all__ = ["require_all_same", "require_same", "telling_of_failure"]
 
 _FAILED = -1
 
@@ -22,7 +23,7 @@ def require_same(
     cure: str = "give every rank the same",
     error: type[ValueError] = ValueError,
 ) -> None:
-    """Raise on every rank unless all have the same value: one all-gather of 8 bytes each. Collective.
+    """Raise on every rank unless all have the same value: 8 bytes from each to each. Collective.
 
     Args:
         comm: Ranks that must agree.
@@ -36,14 +37,24 @@ def require_same(
         ValueError: On every rank, or `error`: some rank has another value than rank 0, or none.
 
     """
-    mine = torch.tensor([_FAILED if value is None else _digest(str(value))], dtype=torch.int64, device=device)  # (1,)
-    table = torch.empty(comm.size, dtype=torch.int64, device=device)  # (size,)
-    comm.all_gather(table, mine).wait()
-    rows: list[int] = table.tolist()
-    odd = [rank for rank, digest in enumerate(rows) if digest != rows[0] or digest == _FAILED]
-    if odd:
-        ranks = ", ".join(map(str, odd))
-        raise error(f"{what} of ranks {ranks} differs from that of rank 0 (this is rank {comm.rank}); {cure}.")
+    require_all_same(comm, [(what, value, cure)], device, error=error)
+
+
+def require_all_same(
+    comm: Comm,
+    values: Sequence[tuple[str, str | int | None, str]],
+    device: torch.device | str = "cpu",
+    *,
+    error: type[ValueError] = ValueError,
+) -> None:
+    """Do what `require_same` does for several values at once, each with its name and advice. Collective."""
+    mine = [_FAILED if value is None else _digest(str(value)) for _, value, _ in values]
+    table: list[list[int]] = gather_small(comm, torch.tensor(mine, dtype=torch.int64, device=device)).tolist()
+    for (what, _, cure), rows in zip(values, zip(*table, strict=True), strict=True):
+        odd = [rank for rank, digest in enumerate(rows) if digest != rows[0] or digest == _FAILED]
+        if odd:
+            ranks = ", ".join(map(str, odd))
+            raise error(f"{what} of ranks {ranks} differs from that of rank 0 (this is rank {comm.rank}); {cure}.")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pliant.algorithms.grammar import parse
 from pliant.algorithms.inputs import AlgorithmLike
 from pliant.algorithms.plans import plan_of
 from pliant.algorithms.registry import algorithm_named, custom_names, why_unknown
-from pliant.comm.agreement import require_same
+from pliant.comm.agreement import require_all_same
 from pliant.comm.base import Comm
 from pliant.engine.relaxed_model import RelaxedModel
 from pliant.spec import Sharded, SyncPlan, load
@@ -38,10 +38,9 @@ def torchs_own(relaxed: RelaxedModel) -> SyncPlan:
 
 def require_plan(plan: SyncPlan, comm: Comm, device: torch.device) -> None:
     """Raise ValueError on all ranks if they hold different plans, or if some cannot carry it out. Collective."""
-    cure = f"give all ranks the same name, settings or file (here: {plan.hash})"
-    require_same(comm, "the plan", plan.hash, device, cure=cure)
     own = custom_names(plan)
     known = all(own.values())
     cure = f"call pliant.register() for {', '.join(own)} with the same builder on every rank before relax()"
-    cure = cure if known else why_unknown(cure)
-    require_same(comm, "the set of known algorithms", "all" if known else None, device, cure=cure)
+    same_plan = "the plan", plan.hash, f"give all ranks the same name, settings or file (here: {plan.hash})"
+    all_known = "the set of known algorithms", "all" if known else None, cure if known else why_unknown(cure)
+    require_all_same(comm, [same_plan, all_known], device)

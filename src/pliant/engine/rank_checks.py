@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from pliant.comm.base import Comm, CommError
+from pliant.comm.small_gather import gather_small
 from pliant.comm.text_broadcast import broadcast_text
 
 __all__ = ["describe_failure", "gather_numbers", "majority_of", "name_ranks", "raise_together", "require_same_names"]
@@ -15,10 +16,7 @@ __all__ = ["describe_failure", "gather_numbers", "majority_of", "name_ranks", "r
 
 def gather_numbers(numbers: Sequence[int], comm: Comm, device: torch.device) -> list[list[int]]:
     """Return every rank's numbers, as many on each, in the order of ranks. Collective; 8 bytes for each number."""
-    mine = torch.tensor(list(numbers), dtype=torch.int64, device=device)
-    table = torch.empty(comm.size * mine.numel(), dtype=torch.int64, device=device)
-    comm.all_gather(table, mine).wait()
-    return table.view(comm.size, -1).tolist()
+    return gather_small(comm, torch.tensor(list(numbers), dtype=torch.int64, device=device)).tolist()
 
 
 def raise_together(error: Exception | None, comm: Comm, device: torch.device, *, kind: type[Exception]) -> None:

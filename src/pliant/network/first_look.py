@@ -8,13 +8,14 @@ import numpy as np
 import torch
 
 from pliant.comm import Comm
+from pliant.comm.small_gather import gather_small
 from pliant.netmodel import Overheads
 from pliant.network.cores import count_cpus
 from pliant.network.inference import Matrix, have_own_paths, round_robin_pairs, topology_from
 from pliant.network.probing import least_stream_s, provenance_of
 from pliant.network.rank_facts import starts_slowly
 from pliant.network.rank_places import ask_hosts, ranks_of_hosts
-from pliant.network.streams import gather_numbers, half_trips_s, measure_throughput
+from pliant.network.streams import half_trips_s, measure_throughput
 from pliant.spec import Topology, from_json, to_json
 from pliant.spec.units import format_bytes
 
@@ -124,13 +125,13 @@ def _look(
         came = measure_throughput(comm, [(rank - shift) % size], [source], stream_s)
         mine = torch.zeros(size, dtype=torch.float64)
         mine[source] = came[source] * Overheads().wire_factor
-        return gather_numbers(comm, mine).T
+        return gather_small(comm, mine).numpy().T
 
     alone, shifts = streams(1), [1]
     seen = alone[alone > 0]
     is_even, is_full = float(seen.max()) <= _EVEN * float(seen.min()), False
     if is_even:
-        shortest_s = float(gather_numbers(comm, torch.tensor([busy_s], dtype=torch.float64)).min())
+        shortest_s = float(gather_small(comm, torch.tensor([busy_s], dtype=torch.float64)).min())
         is_long = float(np.nanmax(latencies_s)) <= _LATENCY_SHARE * shortest_s
         is_full = is_long and float(seen.max()) <= _EVEN * rate
         alone = np.where(np.eye(size, dtype=bool), 0.0, rate if is_full else float(seen.min()))

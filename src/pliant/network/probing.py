@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from pliant.comm import Comm, duplicate
+from pliant.comm.small_gather import gather_small
 from pliant.comm.striping import ConnectionChoice
 from pliant.netmodel import Overheads
 from pliant.network.connection_choice import choose_between_hosts
@@ -27,7 +28,7 @@ from pliant.network.inference import (
 )
 from pliant.network.rank_facts import starts_slowly
 from pliant.network.rank_places import ask_hosts, ranks_of_hosts, require_gloo
-from pliant.network.streams import MAX_STREAM_BYTES, gather_numbers, half_trips_s, measure_throughput
+from pliant.network.streams import MAX_STREAM_BYTES, half_trips_s, measure_throughput
 from pliant.spec import Topology, from_json, to_json
 from pliant.spec.units import format_bytes, format_time
 
@@ -204,7 +205,7 @@ class _Probe:
         for row, rates in zip(mine, received, strict=True):
             for source, rate in rates.items():
                 row[source] = rate * _WIRE_FACTOR
-        return gather_numbers(self._comm, mine.flatten()).reshape(self._comm.size, *mine.shape).transpose(1, 2, 0)
+        return gather_small(self._comm, mine.flatten()).numpy().reshape(self._comm.size, *mine.shape).transpose(1, 2, 0)
 
     def _provenance(self, what: str, num_ranks: int) -> str:
         hosts = f"{num_ranks} ranks on {self._comm.size} hosts"

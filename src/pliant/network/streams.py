@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from pliant.comm import Comm
+from pliant.comm.small_gather import gather_small
 from pliant.network.inference import Matrix, Pair
 
 __all__ = [
     "MAX_STREAM_BYTES",
-    "gather_numbers",
     "half_trips_s",
     "loopback_bytes_per_s",
     "measure_throughput",
@@ -91,17 +91,10 @@ def half_trips_s(comm: Comm, rounds: Sequence[Sequence[Pair]], limit_s: float, e
         for a, b in pairs:
             if comm.rank in (a, b) and (trip_s := round_trip_s(comm, a + b - comm.rank, limit_s)):
                 mine[b] = trip_s
-    table = gather_numbers(comm, mine)  # (ranks, ranks + 1)
+    table = gather_small(comm, mine).numpy()  # (ranks, ranks + 1)
     trips_s, cost_s = table[:, :-1], float(np.median(table[:, -1]))
     both_s = np.where(np.isfinite(trips_s), trips_s, trips_s.T)
     return np.maximum(both_s / 2 - cost_s, 0.0)
-
-
-def gather_numbers(comm: Comm, mine: torch.Tensor) -> Matrix:
-    """Return every rank's numbers, (ranks, numbers)."""
-    table = torch.empty(comm.size * mine.numel(), dtype=torch.float64)
-    comm.all_gather(table, mine).wait()
-    return table.view(comm.size, -1).numpy()
 
 
 def message_s(comm: Comm, turns: int = 3) -> float:

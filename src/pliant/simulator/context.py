@@ -35,7 +35,7 @@ class SimulationContext:
         default_factory=dict[tuple[int, int], tuple[tuple[int, ...], ...]]
     )
 
-    hops: dict[tuple[int, int], tuple[Any, ...]] = field(default_factory=dict[tuple[int, int], tuple[Any, ...]])
+    timed_rounds: dict[tuple[int, int], tuple[Any, ...]] = field(default_factory=dict[tuple[int, int], tuple[Any, ...]])
 
     def __post_init__(self) -> None:
         self.links = Links(self.topology, self.overheads)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from pliant.netmodel import KEYS, Floats, Overheads, overheads_of
+from pliant.simulator.context import SimulationContext
 from pliant.simulator.prepared import prepare
 from pliant.simulator.simulate import BUCKET_BYTES, context_for, run
 from pliant.spec import SyncPlan, Topology, Workload
@@ -39,16 +40,20 @@ class CostFeatures:
         """Seconds per unit of each of `KEYS`, (num_keys,)."""
         self.trust = np.array([_SURE if key in ("compute_s", "wire_s", "latency_s") else _UNSURE for key in KEYS])
         """Trust in each of them, in trials, (num_keys,)."""
+        self._context: SimulationContext | None = None
+        self._of = self.coefficients
+        """What the last plans were simulated with, and the coefficients of it."""
 
     def counts(self, plans: Sequence[SyncPlan], coefficients: Floats) -> Floats:
         """Return the quantities on each plan's critical path of a step, (num_plans, num_keys), with these coefficients.
 
         A plan's step time is the sum of its quantities, each times its coefficient.
         """
-        overheads = self._overheads.with_coefficients(coefficients)
         compute = max(float(coefficients[0]), 1e-30)
-        workload = _slower(self._workload, compute)
-        context = context_for(workload, self._topology, overheads, self._slowdown)
+        if self._context is None or not np.array_equal(coefficients, self._of):
+            overheads, workload = self._overheads.with_coefficients(coefficients), _slower(self._workload, compute)
+            self._context, self._of = context_for(workload, self._topology, overheads, self._slowdown), coefficients
+        context = self._context
         found = [run(prepare(plan, context, BUCKET_BYTES), 0).counted for plan in plans]
         table = np.array([[counted.get(key, 0.0) for key in KEYS] for counted in found])
         table[:, 0] /= compute

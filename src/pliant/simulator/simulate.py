@@ -17,7 +17,7 @@ from pliant.simulator.skew import step_with_skew_s
 from pliant.simulator.stepping import Stepper
 from pliant.spec import SyncPlan, Timeline, Topology, Workload
 
-__all__ = ["BUCKET_BYTES", "Simulated", "context_for", "run", "simulate", "simulate_many"]
+__all__ = ["BUCKET_BYTES", "Simulated", "context_for", "run", "simulate", "simulate_many", "step_times"]
 
 BUCKET_BYTES = 25 << 20
 """Default size of DDP's buckets."""
@@ -117,7 +117,11 @@ def simulate_many(
     slowdown: Sequence[float] = (),
 ) -> Floats:
     """Return the step_s of many plans, (num_plans,), sharing work between them; arguments as in `simulate`."""
-    context = context_for(workload, topology, overheads, slowdown)
+    return step_times(plans, context_for(workload, topology, overheads, slowdown), bucket_bytes)
+
+
+def step_times(plans: Sequence[SyncPlan], context: SimulationContext, bucket_bytes: int = BUCKET_BYTES) -> Floats:
+    """Return the step_s of plans, (num_plans,), with what is known of others on the same workload and topology."""
     return np.array([run(prepare(plan, context, bucket_bytes), 0, brief=True).step_s for plan in plans])
 
 

@@ -14,16 +14,18 @@ import numpy as np
 
 from pliant.netmodel import Floats
 from pliant.simulator.context import SimulationContext
-from pliant.simulator.hops import Hop, hops_of
 from pliant.simulator.prepared import PreparedPlan
 from pliant.simulator.timed_exchange import TimedExchange
+from pliant.simulator.timed_rounds import TimedRound, timed_rounds
 
 __all__ = ["step_with_skew_s"]
 
 _MOST_RANKS = 16
 """With more of them, tables of all pairs take longer than they tell."""
-_STEPS = 4
-"""Steps until skew is the same in each, and steps whose mean is taken, at least."""
+_MOST_STEPS = 4
+"""Steps until skew is the same in each, at most, and steps whose mean is then taken, at least."""
+_SAME = 1e-4
+"""Relative difference up to which two steps take as long."""
 
 
 def step_with_skew_s(prepared: PreparedPlan) -> float | None:
@@ -38,8 +40,8 @@ def _may_differ(context: SimulationContext) -> bool:
         return False
     if context.topology.racks or context.overheads.nccl:
         return False
-    rates = {rate for host in hosts for rate in (host.send_bytes_per_s, host.receive_bytes_per_s)}
-    return bool(context.topology.links) or len(rates) > 1 or len({host.delay_s for host in hosts}) > 1
+    kinds = {(host.send_bytes_per_s, host.receive_bytes_per_s, host.delay_s) for host in hosts}
+    return bool(context.topology.links) or len(kinds) > 1
 
 
 def _is_plain(prepared: PreparedPlan) -> bool:
@@ -74,13 +76,17 @@ class _Ranks:
     def step_s(self) -> float:
         """Return the mean time from step to step."""
         turns = max([len(mixed.tasks) for mixed in self._prepared.weights], default=1)
-        num_steps = turns * -(-_STEPS // turns)
-        for step in range(num_steps):
-            self._step(step)
-        from_s = float(self._begun.max())
-        for step in range(num_steps, 2 * num_steps):
-            self._step(step)
-        return (float(self._begun.max()) - from_s) / num_steps
+        rounds = -(-_MOST_STEPS // turns)
+        ends, before = [self._begun], np.zeros(len(self._begun))
+        for first in range(0, 2 * rounds * turns, turns):
+            for step in range(first, first + turns):
+                self._step(step)
+            took = self._begun - ends[-1]
+            ends.append(self._begun)
+            if np.allclose(took, before, rtol=_SAME, atol=0.0) and np.ptp(took) <= _SAME * took.max():
+                return float(took.max()) / turns
+            before = took
+        return float((ends[-1] - ends[rounds]).max()) / (turns * rounds)
 
     def _step(self, step: int) -> None:
         workload, queue = self._context.workload, self._prepared.gradients
@@ -104,36 +110,32 @@ class _Ranks:
 
     def _exchanged(self, at: Floats, parts: Sequence[TimedExchange]) -> Floats:
         """Return when each rank is done with parts of a bucket whose rounds are side by side."""
-        left = [iter(hops_of(each, self._context)) for each in parts]
-        under_way: list[tuple[Iterator[Hop], Floats, float]] = [(hops, at, 0.0) for hops in left]
+        left = [iter(timed_rounds(each, self._context)) for each in parts]
+        under_way: list[tuple[Iterator[TimedRound], Floats, float]] = [(rounds, at, 0.0) for rounds in left]
         while under_way:
-            coming: list[tuple[Iterator[Hop], Floats, float]] = []
-            for hops, arrival, after in under_way:
+            coming: list[tuple[Iterator[TimedRound], Floats, float]] = []
+            for rounds, arrival, after in under_way:
                 at = np.maximum(at, arrival) + after
-                if (hop := next(hops, None)) is not None:
-                    at = at + hop.before
-                    coming.append((hops, self._arrival(at, hop), hop.after))
+                if (each := next(rounds, None)) is not None:
+                    at = at + each.before
+                    coming.append((rounds, self._arrival(at, each), each.after))
             under_way = coming
         return at
 
-    def _arrival(self, sent: Floats, hop: Hop) -> Floats:
+    def _arrival(self, sent: Floats, each: TimedRound) -> Floats:
         """Return when each rank has all messages of a round, (num_ranks,), which ranks send at these moments."""
-        if hop.whole:
-            return np.full(len(sent), sent.max() + hop.whole)
-        leaves = sent[:, None] if hop.back is None else np.maximum(sent[:, None], sent + hop.back)
-        self._links_free = np.maximum(self._links_free, np.isfinite(hop.delays) * leaves) + hop.links
-        self._out_free = np.maximum(self._out_free, (hop.out > 0) * sent) + hop.out
-        arrival = (np.maximum(self._links_free, self._out_free[:, None]) + hop.delays).max(0)
-        if hop.into.any():
-            arrival = np.maximum(arrival, self._received(sent, hop) + np.maximum(hop.delays.max(0), 0.0))
+        if each.whole:
+            return np.full(len(sent), sent.max() + each.whole)
+        leaves = sent[:, None] if each.back is None else np.maximum(sent[:, None], sent + each.back)
+        self._links_free = np.maximum(self._links_free, each.sent * leaves) + each.links
+        self._out_free = np.maximum(self._out_free, (each.out > 0) * sent) + each.out
+        arrival = (np.maximum(self._links_free, self._out_free[:, None]) + each.delays).max(0)
+        if each.receives:  # a host's own interface lets its messages in one after another, as they come
+            first = np.where(each.sent, sent[:, None], np.inf).min(0)
+            comes = np.maximum(self._in_free, first) + each.into
+            self._in_free = np.where(np.isfinite(each.latest), comes, self._in_free)
+            arrival = np.maximum(arrival, self._in_free + each.latest)
         return arrival
-
-    def _received(self, sent: Floats, hop: Hop) -> Floats:
-        """Return when each host's own interface has let its messages in, one after another as they come."""
-        comes = np.isfinite(hop.delays)
-        first = np.where(comes, sent[:, None], np.inf).min(0)
-        self._in_free = np.where(comes.any(0), np.maximum(self._in_free, first) + hop.into, self._in_free)
-        return self._in_free
 
 
 def _side_by_side(

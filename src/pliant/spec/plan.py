@@ -3,6 +3,7 @@
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, Self
 
 from pliant.spec.exchange import Exchange, require, text_of
@@ -150,7 +151,7 @@ class SyncPlan:
         """Whether weights of any parameter are exchanged between steps, so that those of ranks may differ meanwhile."""
         return any(rule.exchange.exchanges_weights for rule in self.rules)
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """16 hexadecimal digits that all ranks must agree on; name and provenance do not count."""
         return canonical_hash(replace(self, name="", provenance=""))
