@@ -13,7 +13,8 @@ from pliant.codecs import TopK
 from pliant.collectives import NeighborAverage, SparseAverage
 from pliant.comm import CommError, InOrderQueues, run_world
 from pliant.comm.recorded import RecordedComm
-from pliant.comm.standing import AllWorks, StandingReceives
+from pliant.comm.standing import StandingReceives
+from pliant.comm.works import AllWorks
 from pliant.comm.wrapped import WrappedComm
 from pliant.spec import Graph
 

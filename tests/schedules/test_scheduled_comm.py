@@ -16,7 +16,7 @@ import pliant
 from pliant.algorithms.executors.coded_average import coded_average
 from pliant.codecs import codec_from
 from pliant.comm import RecordedComm, run_world
-from pliant.comm.base import waited_for
+from pliant.comm.works import waited_for
 from pliant.engine.plan_resolution import resolve_plan
 from pliant.engine.stages import side_by_side
 from pliant.schedules import SolverOptions, background as background_module, choice as choice_module

@@ -11,7 +11,8 @@ import torch
 
 from pliant.autotune.bounds import BoundCheck, BoundViolation, QualityBounds
 from pliant.autotune.quality_probe import QualityProbe
-from pliant.autotune.trials import UNCOUNTED, Steps, TunableRun, exchange_period, run_steps
+from pliant.autotune.trials import UNCOUNTED, Steps, exchange_period, run_steps
+from pliant.autotune.tunable_run import TunableRun
 from pliant.comm.base import Comm
 from pliant.comm.text_broadcast import broadcast_text
 

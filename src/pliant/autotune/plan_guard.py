@@ -1,7 +1,7 @@
 """Guard of the adopted plan: an error on any rank is undone on all, and exact training goes on."""
 
 from pliant.autotune.coordination import has_failed
-from pliant.autotune.trials import TunableRun
+from pliant.autotune.tunable_run import TunableRun
 from pliant.comm.base import Comm
 from pliant.spec import SyncPlan
 

@@ -9,7 +9,7 @@ from pliant.autotune.options import Auto
 from pliant.autotune.plan_guard import PlanGuard
 from pliant.autotune.recall import Recalled
 from pliant.autotune.rejected import RejectedPlans
-from pliant.autotune.trials import TunableRun
+from pliant.autotune.tunable_run import TunableRun
 from pliant.comm.base import Comm
 from pliant.engine.attachments import AttachedTuner
 from pliant.engine.joint_optimizer import optimizer_name

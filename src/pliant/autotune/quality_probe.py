@@ -7,7 +7,7 @@ from math import inf, isfinite
 import torch
 from torch import Tensor
 
-from pliant.autotune.trials import TunableRun
+from pliant.autotune.tunable_run import TunableRun
 from pliant.buckets import as_real
 from pliant.codecs import Codec, codec_from
 from pliant.engine.nodes import layer_classes

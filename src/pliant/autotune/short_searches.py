@@ -2,7 +2,8 @@
 
 import math
 
-from pliant.autotune.trials import TrialRunner, TunableRun
+from pliant.autotune.trials import TrialRunner
+from pliant.autotune.tunable_run import TunableRun
 from pliant.comm.base import Comm
 from pliant.spec import SyncPlan
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pliant.autotune.options import Auto
 from pliant.autotune.recall import Recalled, recall
-from pliant.autotune.trials import TunableRun
+from pliant.autotune.tunable_run import TunableRun
 from pliant.autotune.tuner import AutoTuner
 from pliant.autotune.watching import WATCHED_STEPS, observe_run
 from pliant.comm.base import Comm, duplicate

@@ -17,7 +17,8 @@ from pliant.autotune.rejected import UNDONE
 from pliant.autotune.searches import Searches
 from pliant.autotune.short_searches import ShortSearches
 from pliant.autotune.summary import Choice
-from pliant.autotune.trials import Steps, TrialRunner, TunableRun
+from pliant.autotune.trials import Steps, TrialRunner
+from pliant.autotune.tunable_run import TunableRun
 from pliant.autotune.watching import WATCHED_STEPS, WatchedSteps, observe_run, resume_steps, watch_first_steps
 from pliant.comm.base import Comm
 from pliant.engine.joint_optimizer import optimizer_name

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from pliant.autotune.coordination import holds_on_all, slowest_s
 from pliant.autotune.recall import Conditions
-from pliant.autotune.trials import Steps, TunableRun
+from pliant.autotune.trials import Steps
+from pliant.autotune.tunable_run import TunableRun
 from pliant.comm.base import Comm
 from pliant.engine.outputs import OutputWatch
 from pliant.engine.relaxed_model import module_of, strip_wrappers

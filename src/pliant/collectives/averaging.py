@@ -9,8 +9,9 @@ from pliant.accelerator import is_accelerator
 from pliant.codecs import RandomK, all_finite, finite_flag
 from pliant.collectives.pairwise import rotated_peers
 from pliant.collectives.rounds import RoundsComm
-from pliant.comm.base import Comm, Work, waited_for
+from pliant.comm.base import Comm, Work
 from pliant.comm.standing import StandingReceives
+from pliant.comm.works import waited_for
 from pliant.layouts.rounds import average_form, rounds_among
 
 __all__ = ["CastAllReduce", "SharedSparseAverage", "ShortVectorAverage"]

@@ -13,7 +13,8 @@ from pliant.collectives.halves import FromOwners, OwnerGather, OwnerReduction, T
 from pliant.collectives.pieces import cut_evenly, piece_bytes, pieces_of
 from pliant.collectives.rounds import RoundsComm
 from pliant.collectives.symmetric import GatherFromOwners, SwapToOwners
-from pliant.comm.base import Comm, Work, ends_what_is_sent
+from pliant.comm.base import Comm, Work
+from pliant.comm.works import ends_what_is_sent
 from pliant.layouts.rounds import codes_in_rounds, forwards
 
 __all__ = ["CompressedAverage"]

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from pliant.collectives.scratch import Scratch
-from pliant.comm.base import Comm, EndedWork, PeerTensors, ReduceOp, Work, require_contiguous, require_numel
+from pliant.comm.base import Comm, PeerTensors, ReduceOp, Work, require_contiguous, require_numel
 from pliant.comm.standing import StandingReceives
+from pliant.comm.works import EndedWork
 from pliant.comm.wrapped import WrappedComm
 from pliant.layouts.rounds import gathers_in_rounds, rounds_among
 

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from pliant.codecs import BlockTopK, ChunkTopK, Dct, TopK
 from pliant.collectives.rounds import comm_for_rows
-from pliant.comm.base import Comm, waited_for
+from pliant.comm.base import Comm
+from pliant.comm.works import waited_for
 
 __all__ = ["SparseAverage"]
 

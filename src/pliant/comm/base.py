@@ -1,7 +1,6 @@
 """Protocol of a comm: a rank, a size, and the calls by which ranks communicate."""
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -10,18 +9,14 @@ from torch import Tensor
 __all__ = [
     "Comm",
     "CommError",
-    "EndedWork",
     "Limit",
     "PeerSlots",
     "PeerTensors",
     "ReduceOp",
-    "StagedWork",
     "Work",
     "duplicate",
-    "ends_what_is_sent",
     "require_contiguous",
     "require_numel",
-    "waited_for",
 ]
 
 ReduceOp = Literal["sum", "min", "max"]
@@ -77,62 +72,6 @@ class Work(Protocol):
         Once it has returned, waiting again returns at once; once it has raised, waiting again raises.
         """
         ...
-
-
-class StagedWork:
-    """A communication of several rounds, as stages that yield while messages are under way; the first begins it."""
-
-    def __init__(self, stages: Generator[None]) -> None:
-        self.stages = stages
-        self._failed: CommError | None = None
-
-    def wait(self) -> None:
-        """Do what is left of it."""
-        if self._failed is not None:
-            raise self._failed
-        try:
-            for _ in self.stages:
-                pass
-        except CommError as error:
-            self._failed = error
-            raise
-
-
-def waited_for(work: Work) -> Generator[None]:
-    """Yield while messages are under way, and wait for them in any case: what is left behind would meet later ones."""
-    try:
-        if isinstance(work, StagedWork):
-            yield from work.stages
-        else:
-            yield
-    finally:
-        work.wait()
-
-
-@contextmanager
-def ends_what_is_sent(works: Sequence[Work]) -> Generator[None]:
-    """Wait for messages under way where a block ends before its time: what is left behind would meet later ones.
-
-    Args:
-        works: What the block has begun, and adds to.
-
-    """
-    try:
-        yield
-    except CommError:  # one of them has failed, and with it the connections
-        raise
-    except BaseException:  # also of a generator that is closed within the block
-        for work in works:
-            with suppress(CommError):
-                work.wait()
-        raise
-
-
-class EndedWork:
-    """A communication that has ended before its caller waits."""
-
-    def wait(self) -> None:
-        """Return at once, since nothing is under way."""
 
 
 class Comm(Protocol):

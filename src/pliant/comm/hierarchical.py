@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from pliant.comm.base import Comm, EndedWork, ReduceOp, Work
+from pliant.comm.base import Comm, ReduceOp, Work
+from pliant.comm.works import EndedWork
 from pliant.comm.wrapped import WrappedComm
 
 __all__ = ["HierarchicalComm", "hierarchical_comm", "levels_of"]

@@ -3,21 +3,10 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from pliant.comm.base import Comm, EndedWork, PeerTensors, Work
+from pliant.comm.base import Comm, PeerTensors, Work
+from pliant.comm.works import AllWorks, EndedWork
 
-__all__ = ["AllWorks", "StandingReceives"]
-
-
-class AllWorks:
-    """Several communications in flight as one."""
-
-    def __init__(self, *works: Work) -> None:
-        self._works = works
-
-    def wait(self) -> None:
-        """Wait for all, one after another."""
-        for work in self._works:
-            work.wait()
+__all__ = ["StandingReceives"]
 
 
 class StandingReceives:

@@ -25,13 +25,13 @@ def path_s(delay_s: Floats, num_hops: int) -> float:
     return whole * float(delay_s.sum()) + float(windows_s.max())
 
 
-def turn_s(block_bytes: Floats, num_blocks: int, trip_s: float, connections: int) -> Floats:
-    """Return the round trips for which the segments of a block wait, k r / 2, (num_buckets,).
+def turn_s(block_bytes: Floats, num_blocks: int, trip_s: Floats | float, connections: int) -> Floats:
+    """Return the round trips for which the segments of a block wait, k r / 2, broadcast.
 
     Args:
         block_bytes: (num_buckets,)
         num_blocks: Blocks of the whole vector, which is cut for several connections.
-        trip_s: Longest round trip of a hop.
+        trip_s: Longest round trip of a hop, or that of each.
         connections: Connections that each two ranks have.
 
     """

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from pliant.codecs import Codec, encode_feedback, finite_flag, keep_unless
 from pliant.comm.agreement import require_same
-from pliant.comm.base import Comm, waited_for
+from pliant.comm.base import Comm
 from pliant.comm.standing import StandingReceives
+from pliant.comm.works import waited_for
 from pliant.schedules.coded_rounds import CodedMessage, coded_rounds, room
 from pliant.schedules.collective import Collective
 from pliant.schedules.rooted import OwnerSchedule

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from pliant.comm.agreement import require_same
-from pliant.comm.base import Comm, require_contiguous, waited_for
+from pliant.comm.base import Comm, require_contiguous
 from pliant.comm.standing import StandingReceives
+from pliant.comm.works import waited_for
 from pliant.schedules.collective import Collective, MergedCollective
 from pliant.schedules.verify import ScheduleError, verify
 from pliant.spec import Schedule

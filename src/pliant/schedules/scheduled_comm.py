@@ -7,7 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pliant.comm.base import Comm, ReduceOp, StagedWork, Work, require_contiguous, waited_for
+from pliant.comm.base import Comm, ReduceOp, Work, require_contiguous
+from pliant.comm.works import StagedWork, waited_for
 from pliant.comm.wrapped import WrappedComm
 from pliant.netmodel import Overheads
 from pliant.schedules.background import SolverOptions

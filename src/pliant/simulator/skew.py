@@ -1,8 +1,8 @@
 """Skew of ranks: where links differ, a rank whose messages have come goes on while others still wait for theirs.
 
 The clock of a simulation is that of the slowest rank, for whom all others wait in each round. If one link is slow,
-only the rank behind it waits, and what the link carries in one round passes while others compute, or exchange the next
-bucket. So each rank has a clock of its own here, and each link carries messages in the order in which they were sent: a
+only the rank behind it waits. What the link carries in one round passes while others compute, or exchange the next
+bucket. So each rank has a clock of its own here, and each link carries messages in the order in which they were sent. A
 step takes what the busiest link or the longest way around takes, and not the sum of all rounds.
 """
 

@@ -12,7 +12,8 @@ from pliant.algorithms.executors.randomk import RandomKExecutor
 from pliant.buckets import Bucket
 from pliant.codecs import codec_class
 from pliant.collectives.averaging import CastAllReduce, ShortVectorAverage
-from pliant.comm.base import Comm, waited_for
+from pliant.comm.base import Comm
+from pliant.comm.works import waited_for
 from pliant.schedules.scheduled_comm import scheduled
 from pliant.spec import AllReduce
 
