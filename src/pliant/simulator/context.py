@@ -34,8 +34,8 @@ class SimulationContext:
     buckets: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = field(
         default_factory=dict[tuple[int, int], tuple[tuple[int, ...], ...]]
     )
-
     timed_rounds: dict[tuple[int, int], tuple[Any, ...]] = field(default_factory=dict[tuple[int, int], tuple[Any, ...]])
+    """Of each bucket of the exchanges in `found`, see `simulator.timed_rounds`."""
 
     def __post_init__(self) -> None:
         self.links = Links(self.topology, self.overheads)

@@ -236,7 +236,7 @@ def _inside(segment: RankActivity, from_s: float) -> float:
 
 
 def _shortened(legs: list[CriticalSegment], saved_s: float) -> tuple[list[CriticalSegment], float]:
-    """Return a critical path on which exchanges take so much less, and by how much they do."""
+    """Return a critical path on which exchanges take so much less, or more if that is negative; and by how much."""
     exchanged_s = sum(leg.seconds for leg in legs if leg.item is not None)
     if not saved_s or not exchanged_s:
         return legs, 0.0
