@@ -1,6 +1,7 @@
 """Exchanges in pairs at a free pace: nobody waits for a slow or a stopped rank, and the mean of all weights stays."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from pliant.engine import pair_exchange
 from pliant.engine.pair_channel import PairChannel
 from pliant.engine.pair_exchange import PairExchange
 from pliant.engine.weight_parts import BetweenSteps
+from pliant.engine.with_partners import WithPartners
 from pliant.spec import CodedGossip, Gossip, Graph
 from waiting import dawdle, until
 
@@ -234,6 +236,25 @@ def test_what_a_rank_has_saved_stays_as_it_is_until_its_next_step_and_it_may_clo
 
     x, y = pliant.run_world(2, body, timeout_s=60)
     assert torch.equal(x, y)
+
+
+def test_an_exchange_counts_before_all_ranks_may_meet(monkeypatch):
+    """Else a checkpoint lacks one whose last words come late."""
+    told = WithPartners.end_exchange
+    monkeypatch.setattr(WithPartners, "end_exchange", lambda self, steps: (time.sleep(0.05), told(self, steps)))
+
+    def body(place):
+        ddp = new_ddp(place)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        with pliant.relax(ddp, optimizer, FREE["choco"], timeout_s=20) as run:
+            train(ddp, optimizer, place.rank, range(8))
+            run.state_dict()
+            counted = run.stats()["exchanges_in_pairs"]
+            time.sleep(0.2)
+            return counted, run.stats()["exchanges_in_pairs"]
+
+    for counted, later in pliant.run_world(3, body, timeout_s=60):
+        assert counted == later > 0
 
 
 @kinds

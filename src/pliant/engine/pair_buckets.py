@@ -102,8 +102,12 @@ class PairsHost(Protocol):
         """Hear what a partner knows of the meetings."""
         ...
 
-    def end_exchange(self, seconds: float, steps: int) -> None:
-        """Count an exchange with a rank that tells of so many steps."""
+    def count_exchange(self, seconds: float) -> None:
+        """Count an exchange that is over, but for the word of it."""
+        ...
+
+    def end_exchange(self, steps: int) -> None:
+        """Hear that an exchange is over, with a rank that tells of so many steps."""
         ...
 
     def note(self, seconds: float) -> None:

@@ -183,10 +183,11 @@ class Partner:
         self._finish(time.monotonic() - began_s, steps)
 
     def _finish(self, seconds: float, steps: int) -> None:
+        self._host.count_exchange(seconds)  # before this rank is idle, and all may meet
         with self._lock:
             self._state = "over" if self._state == "over" else "idle"
             self._number += 1
-        self._host.end_exchange(seconds, steps)
+        self._host.end_exchange(steps)
 
     def _hear(self, *kinds: int) -> Head:
         """Return the next message that is of one of these kinds; do on the way what others ask for."""

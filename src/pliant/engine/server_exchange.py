@@ -97,13 +97,13 @@ class ServerExchange(WithPartners):
         """Steps of the fastest rank that this one knows of."""
         return max(self._furthest, self.steps)
 
-    def end_exchange(self, seconds: float, steps: int) -> None:
-        """Count an exchange, and ask the server of all if one is due."""
+    def end_exchange(self, steps: int) -> None:
+        """Tell all who wait, and ask the server of all if an exchange with it is due."""
         with self._changed:
             self._furthest = max(self.told_steps, steps)
             if self._node.scaled:
                 self._period_now = max(1, -(-self._node.period * self.steps // self._furthest))
-        super().end_exchange(seconds, self._furthest)
+        super().end_exchange(self._furthest)
         self._push()
 
     def _push(self) -> None:

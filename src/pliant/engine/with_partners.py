@@ -243,11 +243,15 @@ class WithPartners(BetweenSteps, ABC):
         """Hear what a partner knows of the meetings."""
         self._meetings.learn(peer, meetings)
 
-    def end_exchange(self, seconds: float, steps: int) -> None:
-        """Count an exchange with a rank that tells of so many steps."""
+    def count_exchange(self, seconds: float) -> None:
+        """Count an exchange that is over, but for the word of it."""
         with self._changed:
             self._exchanges += 1
             self._longest_s = max(self._longest_s, min(seconds, self._comm.timeout_s))
+
+    def end_exchange(self, steps: int) -> None:
+        """Tell all who wait that an exchange is over, with a rank that tells of so many steps."""
+        with self._changed:
             self._steps_apart = abs(steps - self.steps)
             self._changed.notify_all()
 

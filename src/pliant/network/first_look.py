@@ -13,6 +13,7 @@ from pliant.netmodel import Overheads
 from pliant.network.cores import count_cpus
 from pliant.network.inference import Matrix, have_own_paths, round_robin_pairs, topology_from
 from pliant.network.probing import least_stream_s, provenance_of
+from pliant.network.rack_inference import infer_racks, within_racks
 from pliant.network.rank_facts import starts_slowly
 from pliant.network.rank_places import ask_hosts, ranks_of_hosts
 from pliant.network.streams import half_trips_s, measure_throughput
@@ -78,6 +79,7 @@ def look_at_links(
     sends to others in turn, in up to five rounds: up to six hosts these are all pairs. Then hosts have the rates of
     their own best streams, and slower pairs a link; where a quarter of the pairs are slower, each has a path of its
     own, and hosts carry as much as all their pairs together. Pairs without a stream have the rates of their hosts.
+    Groups of hosts between which streams share one rate are racks (`infer_racks`).
 
     Args:
         comm: Ranks, over Gloo.
@@ -142,6 +144,9 @@ def _look(
     told = "in the messages of training" if is_full else "at least"
     what = f"{slowest}/s {told}, {len(shifts)} times {size} streams of {stream_s:.2g} s"
     provenance = provenance_of("pliant auto over gloo", f"{sum(num_ranks)} ranks on {size} hosts", what)
-    crowd = alone if have_own_paths(alone[None], alone) else None
+    racks = infer_racks(names, alone)
+    alone = within_racks(alone) if racks else alone
+    crowd = alone if not racks and have_own_paths(alone[None], alone) else None
     topology = topology_from(names, num_ranks, alone[None], alone, latencies_s, provenance, crowd)
-    return replace(topology, connections=max(1, connections)), is_even or len(shifts) == size - 1
+    topology = replace(topology, racks=racks, connections=max(1, connections))
+    return topology, is_even or len(shifts) == size - 1
