@@ -1,7 +1,6 @@
 """Exchanges in pairs at a free pace: nobody waits for a slow or a stopped rank, and the mean of all weights stays."""
 
 import threading
-import time
 
 import pytest
 import torch
@@ -241,7 +240,7 @@ def test_what_a_rank_has_saved_stays_as_it_is_until_its_next_step_and_it_may_clo
 def test_an_exchange_counts_before_all_ranks_may_meet(monkeypatch):
     """Else a checkpoint lacks one whose last words come late."""
     told = WithPartners.end_exchange
-    monkeypatch.setattr(WithPartners, "end_exchange", lambda self, steps: (time.sleep(0.05), told(self, steps)))
+    monkeypatch.setattr(WithPartners, "end_exchange", lambda self, steps: (dawdle(0.05), told(self, steps)))
 
     def body(place):
         ddp = new_ddp(place)
@@ -250,7 +249,7 @@ def test_an_exchange_counts_before_all_ranks_may_meet(monkeypatch):
             train(ddp, optimizer, place.rank, range(8))
             run.state_dict()
             counted = run.stats()["exchanges_in_pairs"]
-            time.sleep(0.2)
+            dawdle(0.2)  # for what would still count
             return counted, run.stats()["exchanges_in_pairs"]
 
     for counted, later in pliant.run_world(3, body, timeout_s=60):

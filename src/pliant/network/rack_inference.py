@@ -42,7 +42,7 @@ def infer_racks(names: Sequence[str], rates: Matrix) -> tuple[Rack, ...]:
         up, down = (_uplink(matrix, hosts) for matrix in (rates, rates.T))
         if not up or not down:
             return ()
-        its = tuple(names[host] for host in hosts)
+        its = tuple(names[host] for host in hosts.tolist())
         found.append(Rack(name=f"rack{k}", hosts=its, send_bytes_per_s=up, receive_bytes_per_s=down))
     return tuple(found)
 
