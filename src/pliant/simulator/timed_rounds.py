@@ -3,17 +3,21 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.netmodel import KEYS, DenseExchange, Floats, Messages, PointToPoint, Round, Together
+from pliant.netmodel import KEYS, DenseExchange, Floats, HostExchange, PointToPoint, Round, Together
 from pliant.netmodel.loading import Loading
 from pliant.netmodel.rings import turn_s
 from pliant.simulator.context import SimulationContext
 from pliant.simulator.timed_exchange import TimedExchange
 
 __all__ = ["TimedRound", "timed_rounds"]
+
+_Pairs: TypeAlias = PointToPoint | DenseExchange
+_Messages: TypeAlias = _Pairs | HostExchange | Together
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,18 +83,19 @@ def _of_round(each: Round, index: int, context: SimulationContext) -> Sequence[T
     silent = TimedRound(links=nothing, out=nothing[0], into=nothing[0], delays=nothing - np.inf)
     if each.messages is None:
         return [silent]
-    num_bytes, ring = _bytes(each.messages, index, context.num_ranks), _is_ring(each.messages)
-    if num_bytes is None or (each.repeat > 1 and not ring):
+    parts, ring = _parts_of(each.messages, index), isinstance(each.messages, PointToPoint) and each.messages.cyclic
+    if not parts or (each.repeat > 1 and not ring):
         took = links.load(each.messages, each.repeat, 0.0, posted=each.posted)
         return [replace(silent, whole=float(_of(took.busy_s + took.latency_s, index)))]
+    num_bytes = np.sum([_bytes(part, context.num_ranks) for part in parts], axis=0)
     sent, factor, shared = num_bytes > 0, context.overheads.wire_factor, context.overheads.sharing_factor
     own_s = nothing.copy()
     own_s[links.link_source, links.link_target] = links.link_s
     asked = replace(silent, delays=np.where(sent, links.delays_s, -np.inf), back=links.delays_s.T)
     if not ring:
-        loads = Loading(links=links, opening=False, asks=False).of(each.messages)
-        out = factor * _of(loads.out * links.out_s * shared(loads.flows_out), index)
-        into = factor * _of(loads.into * links.in_s * shared(loads.flows_into), index)
+        loads = Loading(links=links, opening=False, asks=False).of(Together(parts=parts))
+        out = factor * (loads.out * links.out_s * shared(loads.flows_out))[0]
+        into = factor * (loads.into * links.in_s * shared(loads.flows_into))[0]
         found = replace(asked, links=factor * num_bytes * own_s, out=out, into=into)
         return [replace(found, back=None) if each.posted else found]
     # Each host has one message out and one in. Segments wait for their round trip; the first ones that are added up,
@@ -102,29 +107,35 @@ def _of_round(each: Round, index: int, context: SimulationContext) -> Sequence[T
     return [asked if k % (context.num_ranks - 1) == 0 else replace(asked, back=None) for k in range(each.repeat)]
 
 
-def _is_ring(messages: Messages) -> bool:
-    return isinstance(messages, PointToPoint) and messages.cyclic
+def _parts_of(messages: _Messages, index: int) -> tuple[_Pairs, ...]:
+    """Return the messages of one bucket; nothing where only sums over ranks are known."""
+    if isinstance(messages, HostExchange):
+        return ()
+    parts = messages.parts if isinstance(messages, Together) else (messages,)
+    return tuple(_of_bucket(part, index) for part in parts)
 
 
-def _bytes(messages: Messages, index: int, num_ranks: int) -> Floats | None:
-    """Return the bytes of one bucket from row to column, (num_ranks, num_ranks); None if only sums are known."""
-    if isinstance(messages, Together):
-        parts = [_bytes(part, index, num_ranks) for part in messages.parts]
-        known = [part for part in parts if part is not None]
-        return np.sum(known, axis=0) if len(known) == len(parts) else None
+def _of_bucket(messages: _Pairs, index: int) -> _Pairs:
+    if isinstance(messages, PointToPoint):
+        return replace(messages, num_bytes=_of(messages.num_bytes, index)[None])
+    give, take = _of(messages.give, index)[None], _of(messages.take, index)[None]
+    rotated = messages.rotated if isinstance(messages.rotated, bool) else _of(messages.rotated, index)
+    return replace(messages, give=give, take=take, rotated=rotated)
+
+
+def _bytes(messages: _Pairs, num_ranks: int) -> Floats:
+    """Return the bytes of one bucket from row to column, (num_ranks, num_ranks)."""
     apart = 1 - np.eye(num_ranks)
     if isinstance(messages, PointToPoint):
         pairs = np.bincount(messages.source * num_ranks + messages.target, messages.share, num_ranks * num_ranks)
-        return pairs.reshape(num_ranks, num_ranks) * _of(messages.num_bytes, index) * apart
-    if isinstance(messages, DenseExchange):
-        return np.outer(_of(messages.give, index), _of(messages.take, index)) * apart
-    return None
+        return pairs.reshape(num_ranks, num_ranks) * messages.num_bytes[0] * apart
+    return np.outer(messages.give, messages.take) * apart
 
 
 def _work_s(work: dict[str, Floats], index: int, context: SimulationContext) -> float:
     return float(sum(_of(amount, index) * context.coefficients[KEYS.index(key)] for key, amount in work.items()))
 
 
-def _of(x: Floats, index: int) -> Floats:
+def _of(x: NDArray[Any], index: int) -> NDArray[Any]:
     """Return the row of a bucket, of rows that may stand for all."""
     return x[index if len(x) > 1 else 0]
