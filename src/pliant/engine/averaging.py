@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from pliant.buckets import as_real
 from pliant.comm.base import Comm
+from pliant.comm.small_gather import gather_small
 from pliant.engine.fusing import fuse_tensors
 from pliant.engine.initial_sync import broadcast_optimizer, broadcast_tensors
 
@@ -43,8 +44,7 @@ def average_states(optimizer: Optimizer, parameters: Sequence[Tensor], comm: Com
     found = [(key, value) for p in parameters for key, value in sorted(optimizer.state.get(p, {}).items())]
     kinds = [(key, tuple(value.shape) if _is_array(value) else str(value)) for key, value in found]
     mine = torch.tensor([zlib.crc32(str(kinds).encode())], dtype=torch.int64, device=device)
-    all_kinds = torch.empty(comm.size, dtype=torch.int64, device=device)
-    comm.all_gather(all_kinds, mine).wait()
+    all_kinds = gather_small(comm, mine)
     if bool((all_kinds != all_kinds[0]).any()):
         broadcast_optimizer(optimizer, comm, device)
         return

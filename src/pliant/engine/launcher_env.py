@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from pliant.comm.base import Comm
+from pliant.comm.small_gather import gather_small
 
 __all__ = ["are_on_one_host", "cache_folder", "hosts_from_torchrun", "run_from_torchrun", "size_from_torchrun"]
 
@@ -21,8 +22,7 @@ def hosts_from_torchrun(comm: Comm, device: torch.device) -> list[list[int]] | N
     Collective: every rank tells the others its GROUP_RANK.
     """
     mine = torch.tensor([int(os.environ.get("GROUP_RANK", "-1"))], dtype=torch.int64, device=device)  # (1,)
-    groups = torch.empty(comm.size, dtype=torch.int64, device=device)
-    comm.all_gather(groups, mine).wait()
+    groups = gather_small(comm, mine).flatten()
     if int(groups.min()) < 0:
         return None
     hosts: dict[int, list[int]] = {}
@@ -41,8 +41,7 @@ def are_on_one_host(comm: Comm, hosts: Sequence[Sequence[int]] | None) -> bool:
         return len(hosts) == 1
     name = socket.gethostname() + (_BOOT.read_text() if _BOOT.exists() else "")
     mine = torch.tensor([int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")])
-    names = torch.empty(comm.size, dtype=torch.int64)
-    comm.all_gather(names, mine).wait()
+    names = gather_small(comm, mine)
     return bool((names == names[0]).all())
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pliant.codecs import all_finite, first_nonfinite, scale_and_check
 from pliant.comm.base import Comm
+from pliant.comm.small_gather import gather_small
 from pliant.engine.bucket_layout import BucketLayout
 
 __all__ = ["Findings", "HostFindings", "NonFinite", "NonFiniteGradientError", "Place"]
@@ -87,10 +88,8 @@ class Findings(ABC):
             self._record(f"rank {self._comm.rank}: {bucket.name}, parameter {bucket.name_at(place)}")
 
     def blame(self, bucket: BucketLayout, bad: int) -> None:
-        """Find the ranks whose gradients were not finite, by an all-gather of 8 bytes, and keep the error."""
-        mine = torch.tensor([bad], dtype=torch.int64)  # (1,)
-        all_bad = torch.empty(self._comm.size, dtype=torch.int64)  # (size,)
-        self._comm.all_gather(all_bad, mine).wait()
+        """Find the ranks whose gradients were not finite, by 8 bytes from each to each, and keep the error."""
+        all_bad = gather_small(self._comm, torch.tensor([bad], dtype=torch.int64)).flatten()  # (size,)
         culprits = [(rank, index) for rank, index in enumerate(all_bad.tolist()) if index >= 0]
         if not culprits:
             who = f"every rank's gradient was finite, but their sum in {bucket.name} overflowed"

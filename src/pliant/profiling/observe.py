@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from pliant.buckets import as_real
 from pliant.codecs import Codec
 from pliant.comm import Comm, broadcast_text
+from pliant.comm.small_gather import gather_small
 from pliant.comm.transport import comm_alone, comm_by_host
 from pliant.engine.nodes import layer_classes
 from pliant.engine.rank_checks import raise_together, require_same_names
@@ -165,9 +166,8 @@ class Observation:
         require_same_names(names, comm, self._device)
         mine = [statistics.median(column) for column in zip(*self._times.steps, strict=True)]
         mine += [statistics.median(self._times.ready_s[n]) for n in names]
-        table = torch.empty(comm.size * len(mine), dtype=torch.float64, device=self._device)
-        comm.all_gather(table, torch.tensor(mine, dtype=torch.float64, device=self._device)).wait()
-        rows: list[list[float]] = table.view(comm.size, -1).tolist()
+        told = torch.tensor(mine, dtype=torch.float64, device=self._device)
+        rows: list[list[float]] = gather_small(comm, told).tolist()
         forward_s, backward_s, step_s, *ready_s = (statistics.median(column) for column in zip(*rows, strict=True))
         computing_s = [sum(row[:3]) for row in rows]
         seen = self._shadow.share(comm, self._device)
