@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,18 +27,26 @@ def latencies_s(*pairs):
     return table
 
 
+def streams_of(rates_over):
+    """Streams whose rates follow from the pairs and the number of connections."""
+
+    @contextmanager
+    def streams(comm, pairs, duration_s):
+        yield lambda connections: np.array(rates_over(pairs, connections))
+
+    return streams
+
+
 def rates_of(limits, window=1.0):
-    """Rates of pairs, each with a limit, over connections that carry a window each."""
-    return lambda comm, pairs, connections, duration_s: np.array(
-        [min(connections * window, limits[pair]) for pair in pairs]
-    )
+    """Streams of pairs, each with a limit, over connections that carry a window each."""
+    return streams_of(lambda pairs, connections: [min(connections * window, limits[pair]) for pair in pairs])
 
 
 @pytest.mark.parametrize(
     ("limit", "wanted"), [(0.5, 1), (1.05, 1), (1.5, 4), (2.1, 4), (7.9, 16), (8.1, 16), (20, 32), (1e9, 32)]
 )
 def test_twice_the_number_that_pays_is_chosen(limit, wanted, monkeypatch):
-    monkeypatch.setattr(connection_choice, "_rates", rates_of({(0, 1): limit}))
+    monkeypatch.setattr(connection_choice, "_streams", rates_of({(0, 1): limit}))
 
     def body(place):
         return choose_between_hosts(place.comm, ["a", "b"], latencies_s((0, 1, 0.1)))
@@ -51,23 +60,23 @@ def test_twice_the_number_that_pays_is_chosen(limit, wanted, monkeypatch):
 @pytest.mark.parametrize(
     ("carried", "measured", "wanted"),
     [
-        ({1: 10, 32: 10.9}, [1, 32], 1),
-        ({1: 10, 2: 19, 32: 20}, [1, 32, 2], 4),
-        ({1: 10, 4: 30, 8: 42, 32: 40}, [1, 32, 4, 8], 16),  # four carry less than four times what one does
-        ({1: 10, 2: 14, 4: 19, 8: 25, 16: 30, 32: 40}, [1, 32, 4, 8, 16], 32),
-        ({1: 10, 2: 40, 4: 42, 32: 20}, [1, 32, 2], 4),  # too many are in each other's way
-        ({1: 10, 32: 0}, [1, 32], 1),
-        ({1: 0, 32: 0}, [1, 32], 1),
+        ({1: 10, 32: 10.9}, [32, 1], 1),
+        ({1: 10, 2: 19, 32: 20}, [32, 1, 2], 4),
+        ({1: 10, 4: 30, 8: 42, 32: 40}, [32, 1, 4, 8], 16),  # four carry less than four times what one does
+        ({1: 10, 2: 14, 4: 19, 8: 25, 16: 30, 32: 40}, [32, 1, 4, 8, 16], 32),
+        ({1: 10, 2: 40, 4: 42, 32: 20}, [32, 1, 2], 4),  # too many are in each other's way
+        ({1: 10, 32: 0}, [32, 1], 1),
+        ({1: 0, 32: 0}, [32, 1], 1),
     ],
 )
 def test_what_one_and_what_all_carry_tell_what_to_measure(carried, measured, wanted, monkeypatch):
     asked = []
 
-    def rates(comm, pairs, connections, duration_s):
+    def rates(pairs, connections):
         asked.append(connections)
-        return np.array([carried[connections]])
+        return [carried[connections]]
 
-    monkeypatch.setattr(connection_choice, "_rates", rates)
+    monkeypatch.setattr(connection_choice, "_streams", streams_of(rates))
     found = choose_between_hosts(SimpleNamespace(rank=0, size=2), ["a", "b"], latencies_s((0, 1, 0.1)))
     assert (asked, found.connections) == (measured, wanted)
 
@@ -79,7 +88,7 @@ LINKS = [*itertools.product(RATES_BYTES_PER_S, TRIPS_S, WINDOWS), (37.5e6, 0.25,
 @pytest.mark.parametrize(("rate", "trip_s", "window"), LINKS)
 def test_windows_fill_links_also_as_pauses_leave_them(rate, trip_s, window, monkeypatch):
     """A law over links: windows hold a round trip after the least pause of lock-step, and after a timeout more."""
-    monkeypatch.setattr(connection_choice, "_rates", rates_of({(0, 1): rate}, window / trip_s))
+    monkeypatch.setattr(connection_choice, "_streams", rates_of({(0, 1): rate}, window / trip_s))
     two = SimpleNamespace(rank=0, size=2)
     chosen = choose_between_hosts(two, ["a", "b"], latencies_s((0, 1, trip_s))).connections
     filling, gain = rate * trip_s, connection_choice._LEAST_GAIN
@@ -94,7 +103,7 @@ def test_windows_fill_links_also_as_pauses_leave_them(rate, trip_s, window, monk
 
 def test_the_link_that_needs_most_decides(monkeypatch):
     limits = {(0, 1): 1.0, (2, 3): 4.0, (0, 2): 1e9}
-    monkeypatch.setattr(connection_choice, "_rates", rates_of(limits))
+    monkeypatch.setattr(connection_choice, "_streams", rates_of(limits))
 
     def body(place):
         # 0-2 shares its hosts with longer ones, and is not measured beside them.
@@ -108,7 +117,7 @@ def test_the_link_that_needs_most_decides(monkeypatch):
 
 def test_each_link_counts_with_its_own_round_trip(monkeypatch):
     """Four pay on a short link, two on a long one, whose windows each message finds halved."""
-    monkeypatch.setattr(connection_choice, "_rates", rates_of({(0, 1): 2.0, (2, 3): 2.0}))
+    monkeypatch.setattr(connection_choice, "_streams", rates_of({(0, 1): 2.0, (2, 3): 2.0}))
 
     def body(place):
         known = latencies_s((0, 1, 0.3), (2, 3, 0.1))
@@ -123,7 +132,7 @@ def test_each_link_counts_with_its_own_round_trip(monkeypatch):
 
 
 def test_short_round_trips_and_single_hosts_have_one_and_nothing_is_measured(monkeypatch):
-    monkeypatch.setattr(connection_choice, "_rates", lambda *_: pytest.fail("something was measured"))
+    monkeypatch.setattr(connection_choice, "_streams", lambda *_: pytest.fail("something was measured"))
 
     def body(place):
         short = choose_between_hosts(place.comm, ["a", "b"], latencies_s((0, 1, 0.0019)))

@@ -16,6 +16,7 @@ from pliant.comm.gloo_private import more_connections
 from pliant.comm.liveness import HeartbeatMonitor
 from pliant.comm.pending import PendingWorks
 from pliant.comm.progress import Progress
+from pliant.comm.small_gather import gather_small
 from pliant.comm.striping import Striping
 from pliant.comm.torch_private import GroupMaker, backend_of, destroy, hang_up, is_destroyed, set_timeout
 
@@ -55,20 +56,12 @@ class ProcessGroupComm(ExpectsMessages):
         self.group, self._device = group, device
         self._limit, self._make_group, self._owns_group = limit, make_group, owns_group
         self._liveness, self._owns_liveness, self._hung_up = liveness, owns_liveness, False
-        self._rank, self._size = group.rank(), group.size()
-        self._striping, self._more = Striping(self._size, 1), list[ProcessGroup]()
-        self.progress = progress or Progress(tuple(range(self._size)), self._size)
+        self.rank, self.size = group.rank(), group.size()
+        self._striping, self._more = Striping(self.size, 1), list[ProcessGroup]()
+        self.progress = progress or Progress(tuple(range(self.size)), self.size)
         self._parts: weakref.WeakSet[ProcessGroupComm] = weakref.WeakSet()
         if liveness is not None:
             liveness.follow(group.group_name, self.progress)
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        return self._size
 
     @property
     def timeout_s(self) -> float:
@@ -88,7 +81,7 @@ class ProcessGroupComm(ExpectsMessages):
         self.barrier()  # see `split`
 
     def _connect(self, connections: int) -> None:
-        self._striping, start_s = Striping(self._size, connections), time.monotonic()
+        self._striping, start_s = Striping(self.size, connections), time.monotonic()
         try:
             self._more = more_connections(self.group, connections - 1, self.timeout_s)
         except RuntimeError as error:
@@ -108,12 +101,12 @@ class ProcessGroupComm(ExpectsMessages):
 
     def all_gather(self, out: Tensor, x: Tensor) -> Work:
         require_contiguous(out, x)
-        require_numel("all_gather", out, x.numel() * self._size)
+        require_numel("all_gather", out, x.numel() * self.size)
         return self._start("all_gather", x, lambda: calls.all_gather(self._groups, out, x, self._striping))
 
     def reduce_scatter(self, out: Tensor, x: Tensor, op: ReduceOp = "sum") -> Work:
         require_contiguous(out, x)
-        require_numel("reduce_scatter", x, out.numel() * self._size)
+        require_numel("reduce_scatter", x, out.numel() * self.size)
         return self._start("reduce_scatter", x, lambda: calls.reduce_scatter(self.group, out, x, op))
 
     def all_to_all(self, out: Tensor, x: Tensor) -> Work:
@@ -145,13 +138,13 @@ class ProcessGroupComm(ExpectsMessages):
         return self._start("reduce", x, lambda: calls.reduce(self.group, x, root))
 
     def barrier(self) -> None:
-        self.all_reduce(torch.zeros(1, device=self._device)).wait()  # Gloo's own barrier takes no timeout of ours
+        gather_small(self, torch.zeros(1, device=self._device))  # Gloo's own barrier takes no timeout of ours
         synchronize(self._device)
 
     def split(self, groups: Sequence[Sequence[int]], connections: int = 0) -> "ProcessGroupComm | None":
         mine: ProcessGroupComm | None = None
         for ranks in groups:
-            if self._rank in ranks:
+            if self.rank in ranks:
                 start_s = time.monotonic()
                 try:
                     group = self._make_group(list(ranks))
@@ -244,7 +237,7 @@ class ProcessGroupComm(ExpectsMessages):
 
     def failure(self, op: str, error: BaseException, size: str = "", waited_s: float | None = None) -> CommError:
         """Make the report of a failed communication: the rank that noticed, the operation, and lost ranks."""
-        me, group, verdict = self.progress.members[self._rank], self._open_group, None
+        me, group, verdict = self.progress.members[self.rank], self._open_group, None
         if group is None or self._hung_up:
             who = "this rank has hung up meanwhile"
         elif self.is_destroyed:

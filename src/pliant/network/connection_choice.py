@@ -1,13 +1,15 @@
 """Choice of the number of connections between two ranks: as many as pay on the longest links, and some to spare."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 
 import numpy as np
 import torch
 
 from pliant.comm import Comm
+from pliant.comm.small_gather import gather_small
 from pliant.comm.striping import MAX_CONNECTIONS, ConnectionChoice
 from pliant.netmodel import Floats, Ints
 from pliant.netmodel.slow_start import halvings
@@ -27,16 +29,16 @@ _SPARE = 2
 """Connections for each one that pays: after a long pause they start a round trip sooner."""
 _LEAST_PAUSE_TRIPS = 2.0
 """Round trips between two messages in lock-step: an answer, and the receiver's word before the next one."""
-_LEAST_S, _LEAST_TRIPS = 1.0, 40
+_LEAST_S, _LEAST_TRIPS = 0.5, 40
 """Length of a measurement: a connection carries what it can after some sixteen round trips of slow start."""
-_TRIP_LIMIT_S, _MOST_ROUNDS = 0.2, 8
+_TRIP_LIMIT_S, _MOST_ROUNDS = 0.05, 8
 
 
 def choose_connections(comm: Comm, *, hosts: Sequence[Sequence[int]] | None = None) -> ConnectionChoice:
     """Measure how many connections between two ranks pay; the same on all ranks. Collective.
 
     One rank of each host takes part. It takes no time where round trips are below 2 ms, and else two or three
-    measurements of a second, or of 40 round trips, and at most six.
+    measurements of half a second, or of 40 round trips, and at most six.
 
     Args:
         comm: Ranks, over Gloo.
@@ -52,7 +54,9 @@ def choose_connections(comm: Comm, *, hosts: Sequence[Sequence[int]] | None = No
     rounds = rounds[:: -(-len(rounds) // _MOST_ROUNDS)]
 
     def choice(between: Comm) -> str:
-        return json.dumps(asdict(choose_between_hosts(between, names, half_trips_s(between, rounds, _TRIP_LIMIT_S))))
+        return json.dumps(
+            asdict(choose_between_hosts(between, names, half_trips_s(between, rounds, _TRIP_LIMIT_S, 0.0)))
+        )
 
     return ConnectionChoice(**json.loads(ask_hosts(comm, places, 1, choice)))
 
@@ -61,7 +65,7 @@ def choose_between_hosts(comm: Comm, names: Sequence[str], latencies_s: Matrix) 
     """Find the fewest connections to which more would add less than a tenth of their rate. Collective.
 
     Measured are disjoint pairs of hosts, those with the longest round trips first, all at once and both ways. First
-    one connection and 32. Then the least power of two that carries enough if each carries what one does, and more as
+    32 connections and one. Then the least power of two that carries enough if each carries what one does, and more as
     long as they do not. All pairs of a group have the same number, which is that of the pair that needs most.
 
     The choice is twice the number that pays, at most 32. After a pause each connection starts slowly again, and
@@ -85,11 +89,11 @@ def choose_between_hosts(comm: Comm, names: Sequence[str], latencies_s: Matrix) 
     if trip_s < _LEAST_TRIP_S:
         return ConnectionChoice(why=f"one connection: round trips take at most {format_time(trip_s)}")
     (pairs,) = split_into_rounds(longest_first, 1)
-    duration_s = max(_LEAST_S, _LEAST_TRIPS * trip_s)
-    rates = {count: _rates(comm, pairs, count, duration_s) for count in (1, MAX_CONNECTIONS)}
-    while unknown := set(_fewest(rates).tolist()) - rates.keys():
-        count = min(unknown)
-        rates[count] = _rates(comm, pairs, count, duration_s)
+    with _streams(comm, pairs, max(_LEAST_S, _LEAST_TRIPS * trip_s)) as rates_over:
+        # All first: behind a shaper slow start loses packets, and TCP repairs that for a while.
+        rates = {count: rates_over(count) for count in (MAX_CONNECTIONS, 1)}
+        while unknown := set(_fewest(rates).tolist()) - rates.keys():
+            rates[min(unknown)] = rates_over(min(unknown))
     paid = _fewest(rates)
     trips_s = np.array([2 * float(latencies_s[pair]) for pair in pairs])
     wanted = with_spare(paid, trips_s)
@@ -134,16 +138,25 @@ def _reason(paid: int, wanted: int) -> str:
     return f"{wanted} connections, since {paid} pay, and more of them start sooner after a pause"
 
 
-def _rates(comm: Comm, pairs: Sequence[Pair], connections: int, duration_s: float) -> Matrix:
-    """Return the bytes per second of each pair, (pairs,), both ways together, over so many new connections."""
-    streams = comm.split(pairs, connections)  # of pairs alone: a rank may have many peers, and a limit of open files
-    found = torch.zeros(len(pairs), dtype=torch.float64)
-    if streams is not None:
-        (k,) = (k for k, pair in enumerate(pairs) if comm.rank in pair)
-        try:
+@contextmanager
+def _streams(comm: Comm, pairs: Sequence[Pair], duration_s: float) -> Generator[Callable[[int], Matrix]]:
+    """Connect disjoint pairs; yield a function from a number of connections to the bytes per second of each pair.
+
+    Both ways of a pair are added up, (pairs,). Pairs alone are connected: a rank may have many peers, and a limit of
+    open files.
+    """
+    streams = comm.split(pairs, MAX_CONNECTIONS)
+
+    def rates_over(connections: int) -> Matrix:
+        mine = torch.zeros(len(pairs), dtype=torch.float64)
+        if streams is not None:
+            (k,) = (k for k, pair in enumerate(pairs) if comm.rank in pair)
             asks, answers = End(comm, sum(pairs[k]) - comm.rank), End(streams, 1 - streams.rank)
-            found[k] = measure_connections(asks, answers, duration_s)
-        finally:
+            mine[k] = measure_connections(asks, answers, duration_s, connections)
+        return gather_small(comm, mine).sum(0).numpy()
+
+    try:
+        yield rates_over
+    finally:
+        if streams is not None:
             streams.close()
-    comm.all_reduce(found).wait()
-    return found.numpy()

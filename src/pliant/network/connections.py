@@ -63,18 +63,20 @@ def measure_by_connections(
     rates = torch.zeros(len(places), len(places), 2, dtype=torch.float64)  # (source, target, one or several)
     with ExitStack() as stack:
         leaders = [ranks[0] for ranks in places]
-        groups = [comm.split([leaders], count) for count in (1, 1, num_connections)]
+        groups = [comm.split([leaders], count) for count in (1, num_connections)]
         mine = [group for group in groups if group is not None]
         for group in mine:
             stack.callback(group.close)
         for pairs in rounds if mine else ():
-            me, asks = mine[0].rank, mine[0]
+            asks, streams = mine
+            me = asks.rank
             peer = next((a + b - me for a, b in pairs if me in (a, b)), None)
             # The first does not count: behind a shaper slow start loses packets, and TCP repairs that for a while.
             for k, lasts_s in ((1, _WARM_UP_S), (0, duration_s), (1, duration_s)):
                 asks.barrier()
                 if peer is not None:
-                    rates[peer, me, k] = measure_connections(End(asks, peer), End(mine[1 + k], peer), lasts_s)
+                    count = num_connections if k else 1
+                    rates[peer, me, k] = measure_connections(End(asks, peer), End(streams, peer), lasts_s, count)
     comm.all_reduce(rates).wait()  # each rate was measured by one rank
     return [
         ConnectionRates(

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from pliant.comm import Comm
+from pliant.comm.small_gather import gather_small
 
 __all__ = ["count_cpus"]
 
@@ -25,10 +26,8 @@ def count_cpus(comm: Comm) -> float:
     mine[:_KEY_BYTES] = torch.tensor(list(hashlib.sha256(_machine().encode()).digest()[:_KEY_BYTES]))
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     mine[[_KEY_BYTES + cpu for cpu in allowed if cpu < _MOST_CPUS]] = 1
-    table = torch.empty(comm.size * len(mine), dtype=torch.uint8)
-    comm.all_gather(table, mine).wait()
     machines: dict[bytes, list[torch.Tensor]] = {}
-    for row in table.view(comm.size, -1):
+    for row in gather_small(comm, mine):
         machines.setdefault(bytes(row[:_KEY_BYTES].tolist()), []).append(row[_KEY_BYTES:])
     per_cpu = [len(rows) / max(1, int(torch.stack(rows).any(0).sum())) for rows in machines.values()]
     return comm.size / max(per_cpu)

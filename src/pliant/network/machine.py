@@ -13,6 +13,7 @@ from torch import Tensor
 from pliant.accelerator import synchronize
 from pliant.codecs import Codec, codec_class
 from pliant.comm import Comm, broadcast_text
+from pliant.comm.small_gather import gather_small
 from pliant.network.cores import count_cpus
 from pliant.network.probing import provenance_of
 from pliant.network.rank_places import ranks_of_hosts, require_gloo
@@ -85,9 +86,7 @@ def measure_machine(
         waited_message_s(comm, budget_s / 10, turns=turns) / per_cpu,
         *socket_cpu_s(comm, budget_s / 10, turns),
     ]
-    table = torch.empty(comm.size * len(mine), dtype=torch.float64)
-    comm.all_gather(table, torch.tensor(mine, dtype=torch.float64)).wait()
-    columns: list[list[float]] = table.view(comm.size, -1).t().tolist()
+    columns: list[list[float]] = gather_small(comm, torch.tensor(mine, dtype=torch.float64)).t().tolist()
     typical = [statistics.median(column) for column in columns]
     coding_s = [x / numel for x in typical[2:-4]]
     travelling = [_sent_share(codec) for codec in chosen]

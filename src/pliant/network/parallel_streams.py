@@ -1,4 +1,4 @@
-"""Measurement of a link over the connections of a comm: all of them carry data until the time is over."""
+"""Measurement of a link over some connections of a comm: all of them carry data until the time is over."""
 
 import time
 from bisect import bisect_right
@@ -10,15 +10,16 @@ import torch
 
 from pliant.comm import Comm, Work
 from pliant.comm.striping import SMALL_BYTES
+from pliant.spec.slices import SLICE_BYTES
 
 __all__ = ["End", "measure_connections", "settled_throughput"]
 
-_CHUNKS = 32
-_LEAST_CHUNK_BYTES = SMALL_BYTES + 64
-"""Smaller ones would all go over one connection."""
+_LEAST_CHUNKS, _LEAST_CHUNK_BYTES = 32, SMALL_BYTES + 64
+"""Smaller chunks would all go over one connection."""
 _GROWTH = 8
-_ANSWER_S = 1.0
-"""Long beside the waits of a thread for a core, which would otherwise keep answers small, and so slow."""
+_ANSWER_S, _OF_DURATION = 0.4, 1 / 8
+"""Time of an answer, and its least share of the stream's: long beside the waits of a thread for a core, which would
+otherwise keep answers small, and so slow; and some round trips, since the next is asked for when half has come."""
 _MOST_BYTES = 64_000_000
 _SETTLING = 0.5
 """Part of the time that is not counted: slow start, and what shapers' full buckets let through for nothing."""
@@ -34,21 +35,23 @@ class End(NamedTuple):
     peer: int
 
 
-def measure_connections(asks: End, answers: End, duration_s: float) -> float:
-    """Send to a peer and receive from it, over all connections of a comm; return the bytes per second that came.
+def measure_connections(asks: End, answers: End, duration_s: float, connections: int) -> float:
+    """Send to a peer and receive from it over some connections of a comm; return the bytes per second that came.
 
-    Both ranks call it. The receiver asks again and again, for up to a second's data, until duration_s is over; so it
-    takes up to a second longer, or as long as half a megabyte takes.
+    Both ranks call it. The receiver asks again and again, for data of an eighth of duration_s or of 0.4 s, until
+    duration_s is over; so it takes that much longer, or as long as half a megabyte takes. Data goes in chunks of at
+    most 256 KB, each over the connection after that of the one before, as large messages of a training do.
 
     Args:
         asks: Comm that carries questions, and the peer's rank in it.
         answers: Another comm, which carries data, and the peer's rank in it.
         duration_s: See above.
+        connections: So many of the first connections of the comm that carries data.
 
     """
     with ThreadPoolExecutor(2, thread_name_prefix="pliant-stream") as pool:
-        sending = pool.submit(_serve, asks, answers)
-        arrivals = pool.submit(_receive, asks, answers, duration_s).result()
+        sending = pool.submit(_serve, asks, answers, connections)
+        arrivals = pool.submit(_receive, asks, answers, duration_s, connections).result()
         sending.result()
     return settled_throughput(arrivals)
 
@@ -71,47 +74,65 @@ def _bytes_by(stream: Arrivals, at_s: float) -> float:
     return before + (after - before) * (at_s - before_s) / max(after_s - before_s, 1e-9)
 
 
-def _serve(asks: End, answers: End) -> None:
+def _serve(asks: End, answers: End, connections: int) -> None:
     """Send what the peer asks for, until it asks for nothing."""
-    question = torch.zeros(1, dtype=torch.int64)  # bytes in a chunk
+    question = torch.zeros(2, dtype=torch.int64)
     while True:
         asks.comm.exchange([], [(asks.peer, question)]).wait()
-        if not int(question):
+        num_chunks, size = question.tolist()
+        if not num_chunks:
             return
-        chunk = torch.zeros(int(question), dtype=torch.uint8)
-        for sent in [answers.comm.exchange([(answers.peer, chunk)], [], turn=k) for k in range(_CHUNKS)]:
+        chunk = torch.zeros(size, dtype=torch.uint8)
+        posted = [answers.comm.exchange([(answers.peer, chunk)], [], turn=k % connections) for k in range(num_chunks)]
+        for sent in posted:
             sent.wait()
 
 
-def _receive(asks: End, answers: End, duration_s: float) -> Arrivals:
+def _receive(asks: End, answers: End, duration_s: float, connections: int) -> Arrivals:
     """Ask the peer again and again, each time before the answer before has come whole, and note what has come."""
     start_s = began_s = time.perf_counter()
     arrivals = [(start_s, 0)]
-    size = _LEAST_CHUNK_BYTES
-    current = _ask(asks, answers, size)
+    answer_s = max(_ANSWER_S, _OF_DURATION * duration_s)
+    asked = _Answer(_LEAST_CHUNKS, _LEAST_CHUNK_BYTES)
+    current = _ask(asks, answers, asked, connections)
     while current:
-        following: list[Work] = []
-        next_size = size
+        following, next_asked = list[Work](), asked
         for k, work in enumerate(current, 1):
             work.wait()
             now_s = time.perf_counter()
-            arrivals.append((now_s, arrivals[-1][1] + size))
-            if k == _CHUNKS // 2 and now_s < start_s + duration_s:
-                fitting = int(k * size / max(now_s - began_s, 1e-6) * _ANSWER_S) // _CHUNKS
-                next_size = max(size, min(_GROWTH * size, fitting, _MOST_BYTES // _CHUNKS))
-                following = _ask(asks, answers, next_size)
-        began_s, size, current = arrivals[-1][0], next_size, following
-    _question(asks, 0).wait()
+            arrivals.append((now_s, arrivals[-1][1] + asked.chunk_bytes))
+            if k == len(current) // 2 and now_s < start_s + duration_s:
+                fitting = int(k * asked.chunk_bytes / max(now_s - began_s, 1e-6) * answer_s)
+                next_asked = asked.grown(fitting)
+                following = _ask(asks, answers, next_asked, connections)
+        began_s, asked, current = arrivals[-1][0], next_asked, following
+    _question(asks, 0, 0).wait()
     return arrivals
 
 
-def _ask(asks: End, answers: End, size: int) -> list[Work]:
-    """Ask for chunks of so many bytes; return what completes as each of them comes."""
-    buffer = torch.empty(size, dtype=torch.uint8)  # one for all: nobody looks at what has come
-    posted = [answers.comm.exchange([], [(answers.peer, buffer)], turn=k) for k in range(_CHUNKS)]
-    _question(asks, size).wait()
+class _Answer(NamedTuple):
+    """Chunks of data that the receiver asks for at once."""
+
+    num_chunks: int
+    chunk_bytes: int
+
+    def grown(self, fitting: int) -> "_Answer":
+        """Return one of as many bytes as fit, but at most eight times as many as this one has, and no fewer."""
+        now = self.num_chunks * self.chunk_bytes
+        wanted = max(now, min(_GROWTH * now, fitting, _MOST_BYTES))
+        num = max(_LEAST_CHUNKS, -(-wanted // SLICE_BYTES))
+        return _Answer(num, wanted // num)
+
+
+def _ask(asks: End, answers: End, asked: _Answer, connections: int) -> list[Work]:
+    """Ask for an answer; return what completes as each chunk comes."""
+    buffer = torch.empty(asked.chunk_bytes, dtype=torch.uint8)  # one for all: nobody looks at what has come
+    posted = [
+        answers.comm.exchange([], [(answers.peer, buffer)], turn=k % connections) for k in range(asked.num_chunks)
+    ]
+    _question(asks, *asked).wait()
     return posted
 
 
-def _question(asks: End, size: int) -> Work:
-    return asks.comm.exchange([(asks.peer, torch.tensor([size]))], [])
+def _question(asks: End, num_chunks: int, chunk_bytes: int) -> Work:
+    return asks.comm.exchange([(asks.peer, torch.tensor([num_chunks, chunk_bytes]))], [])

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from pliant.accelerator import device_names, synchronize
 from pliant.comm import Comm
+from pliant.comm.small_gather import gather_small
 
 __all__ = ["RankFacts", "clock_offsets", "gather_facts", "installed_version", "local_facts", "starts_slowly"]
 
@@ -77,9 +78,7 @@ def gather_facts(comm: Comm, host: str, *, clocks: bool = True) -> list[RankFact
     raw = json.dumps(asdict(local_facts(comm.rank, host))).encode()[:_TEXT_BYTES]
     mine = torch.zeros(_TEXT_BYTES, dtype=torch.uint8)
     mine[: len(raw)] = torch.tensor(list(raw), dtype=torch.uint8)
-    table = torch.empty(comm.size * _TEXT_BYTES, dtype=torch.uint8)
-    comm.all_gather(table, mine).wait()
-    found = [_read(bytes(row).rstrip(b"\0")) for row in table.view(comm.size, -1).tolist()]
+    found = [_read(bytes(row).rstrip(b"\0")) for row in gather_small(comm, mine).tolist()]
     if not clocks:
         return found
     offsets = clock_offsets(comm)
@@ -91,9 +90,7 @@ def gather_facts(comm: Comm, host: str, *, clocks: bool = True) -> list[RankFact
 
 def starts_slowly(comm: Comm) -> bool:
     """Say whether any rank's system lets TCP start slowly again after a pause; the same on all ranks. Collective."""
-    mine = torch.tensor([float(_tcp_setting("tcp_slow_start_after_idle") > 0)])
-    comm.all_reduce(mine, "max").wait()
-    return bool(mine)
+    return bool(gather_small(comm, torch.tensor([float(_tcp_setting("tcp_slow_start_after_idle") > 0)])).any())
 
 
 def clock_offsets(comm: Comm, now: Callable[[], float] = time.time) -> list[tuple[float, float]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from pliant.comm import Comm, ProcessGroupComm, broadcast_text
+from pliant.comm.small_gather import gather_small
 from pliant.comm.torch_private import backend_of
 
 __all__ = ["ask_hosts", "ranks_of_hosts", "require_gloo"]
@@ -68,9 +69,7 @@ def ranks_of_hosts(
     mine = torch.zeros(16 + _NAME_BYTES, dtype=torch.uint8)
     name = socket.gethostname().encode()[:_NAME_BYTES]
     mine[: 16 + len(name)] = torch.tensor(list(key + name), dtype=torch.uint8)
-    table = torch.empty(comm.size * mine.numel(), dtype=torch.uint8)
-    comm.all_gather(table, mine).wait()
-    rows = [bytes(row) for row in table.view(comm.size, -1).tolist()]
+    rows = [bytes(row) for row in gather_small(comm, mine).tolist()]
     places: dict[bytes, list[int]] = {}
     for rank, row in enumerate(rows):
         places.setdefault(row[:16], []).append(rank)

@@ -6,6 +6,7 @@ import time
 import torch
 
 from pliant.comm import Comm
+from pliant.comm.small_gather import gather_small
 
 __all__ = ["socket_cpu_s"]
 
@@ -27,9 +28,8 @@ def socket_cpu_s(comm: Comm, limit_s: float, turns: int = 3) -> tuple[float, flo
         return 0.0, 0.0
     start_s = time.perf_counter()
     _cpu_s(comm, _FIRST_BYTES, 1)
-    longest = torch.tensor([time.perf_counter() - start_s], dtype=torch.float64)
-    comm.all_reduce(longest, "max").wait()
-    fitting = limit_s / (turns * max(float(longest), 1e-6))  # swaps of a turn
+    longest_s = float(gather_small(comm, torch.tensor([time.perf_counter() - start_s], dtype=torch.float64)).max())
+    fitting = limit_s / (turns * max(longest_s, 1e-6))  # swaps of a turn
     large = int(min(max(_FIRST_BYTES * fitting / 2, _FIRST_BYTES), _MOST_BYTES))
     swaps = min(max(int(fitting), _LEAST_SWAPS), _SWAPS)
     small_s = statistics.median(_cpu_s(comm, _SMALL_BYTES, swaps) for _ in range(turns))

@@ -134,9 +134,7 @@ def waited_message_s(comm: Comm, limit_s: float, turns: int = 3) -> float:
         trip_s = 0.0
     elif trip_s := round_trip_s(comm, peer, limit_s):  # the lower rank's
         ours.fill_(trip_s)
-    longest = torch.tensor([trip_s], dtype=torch.float64)
-    comm.all_reduce(longest, "max").wait()
-    if float(longest) > _FAR_S:
+    if float(gather_small(comm, torch.tensor([trip_s], dtype=torch.float64)).max()) > _FAR_S:
         return least_s
     spent_s: list[float] = []
     for _ in range(turns):
