@@ -1,6 +1,7 @@
 """Schedules of dense sums: trees, orders of hosts, and what is chosen; by the verifier, an oracle and bounds."""
 
 import itertools
+import math
 import warnings
 from dataclasses import replace
 
@@ -13,7 +14,8 @@ from pliant.schedules.cost import times_s
 from pliant.schedules.dense import SIZES, dense_candidates, dense_merged, fastest_schedule, owners_s, ring_s, size_at
 from pliant.schedules.orders import host_orders, reordered
 from pliant.schedules.owned import fastest_owner_schedule
-from pliant.schedules.trees import _Prices, pack_trees
+from pliant.schedules.priced_trees import Prices
+from pliant.schedules.trees import pack_trees
 from pliant.spec import Host, Link, Move, Schedule, Topology
 from pliant.spec.matrices import topology_of_matrices
 from schedules.cases import hosts
@@ -39,6 +41,22 @@ def test_trees_are_right_and_have_as_many_rounds_as_they_may(num_hosts, seed, ho
     verify(found, dense_merged(found, NUM_BYTES).collective)
     assert len(found.rounds) <= sum(hops)
     assert sum(found.shares) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("is_owned", [False, True])
+@pytest.mark.parametrize(("num_hosts", "seed"), [(4, 1), (5, 2), (6, 3), (7, 4)])
+def test_trees_made_beforehand_are_nearly_those_of_column_generation(num_hosts, seed, is_owned, monkeypatch):
+    """The oracle begins with one tree of each root, and goes on as long as the program's prices ask for any."""
+    rng, apart = np.random.default_rng(seed), 1 - np.eye(num_hosts)
+    topology = topology_of_matrices(
+        (1e6 * 100 ** rng.random((num_hosts, num_hosts)) * apart).tolist(), (0 * apart).tolist()
+    )
+    owned = [1 / num_hosts] * num_hosts if is_owned else None
+    found = cost_of(pack_trees(topology, IDEAL, owned=owned), topology, overheads=IDEAL)
+    monkeypatch.setattr("pliant.schedules.trees._TURNS", 1)
+    monkeypatch.setattr("pliant.schedules.trees._LEAST_GAIN", -math.inf)
+    best = cost_of(pack_trees(topology, IDEAL, owned=owned, limit_s=1e3), topology, overheads=IDEAL)
+    assert found <= 1.02 * best
 
 
 def test_trees_take_the_way_round_a_slow_pair():
@@ -81,7 +99,7 @@ def test_prices_of_trees_are_what_messages_are_predicted_to_take():
     fast, slow = (Host(name=name, num_ranks=2, send_bytes_per_s=1e7, machine=m) for name, m in (("a", "t4"), ("b", "")))
     topology = Topology(hosts=(fast, slow), links=(Link(source="a", target="b", bytes_per_s=1e6, latency_s=0.0),))
     overheads, num_bytes = overheads_of(Topology(hosts=(slow,))), 10**9
-    prices = _Prices(Links(topology, overheads), np.inf)
+    prices = Prices(Links(topology, overheads), np.inf)
     for a, b in itertools.permutations(range(4), 2):
         one = ((Move(source=a, target=b, block=0, kind="reduce"),),)
         task = Collective(num_ranks=4, block_bytes=(num_bytes,), holders=((a,),), needers=((b,),))
