@@ -10,11 +10,13 @@ import pytest
 import torch
 
 import pliant
+from pliant.comm.base import duplicate
 from pliant.comm.striping import Striping
 from pliant.comm.wrapped import WrappedComm
 from pliant.netmodel.slow_start import halvings
 from pliant.network import connection_choice
 from pliant.network.connection_choice import choose_between_hosts, choose_connections, with_spare
+from pliant.network.parallel_streams import End, measure_connections
 from pliant.network.probing import probe
 from pliant.network.streams import measure_throughput
 from pliant.spec import Topology, from_json, to_json
@@ -155,28 +157,48 @@ def test_the_rates_are_those_of_real_streams(monkeypatch):
     assert "connections 1: " in found[0].why
 
 
+class Noted(WrappedComm):
+    """Notes turn and bytes of the data that is sent."""
+
+    def __init__(self, comm):
+        super().__init__(comm)
+        self.sent = []
+
+    def exchange(self, sends, receives, *, turn=0, tag=0, patience_s=None):
+        self.sent += [(turn, x.nbytes) for _, x in sends if x.dtype == torch.uint8]
+        return super().exchange(sends, receives, turn=turn, tag=tag, patience_s=patience_s)
+
+
+def connections_of(sent, striping):
+    placed = [striping.placed(torch.empty(num_bytes, dtype=torch.uint8), turn) for turn, num_bytes in sent]
+    return {connection for parts in placed for connection, _ in parts}
+
+
 def test_streams_go_over_all_connections():
     """As large messages of a training do; a chunk of a stream by itself is cut into few slices."""
-
-    class Noted(WrappedComm):
-        def __init__(self, comm):
-            super().__init__(comm)
-            self.sent = []
-
-        def exchange(self, sends, receives, *, turn=0, tag=0, patience_s=None):
-            self.sent += [(turn, x.nbytes) for _, x in sends if x.dtype == torch.uint8]
-            return super().exchange(sends, receives, turn=turn, tag=tag, patience_s=patience_s)
 
     def body(place):
         noted = Noted(place.comm)
         measure_throughput(noted, [1 - place.rank], [1 - place.rank], 0.2)
         return noted.sent
 
-    striping = Striping(2, 16)
     for sent in pliant.run_world(2, body):
-        last = [torch.empty(num_bytes, dtype=torch.uint8) for _, num_bytes in sent[-32:]]
-        placed = [striping.placed(x, turn) for (turn, _), x in zip(sent[-32:], last, strict=True)]
-        assert {connection for parts in placed for connection, _ in parts} == set(range(16))
+        assert connections_of(sent[-32:], Striping(2, 16)) == set(range(16))
+
+
+@pytest.mark.parametrize("connections", [1, 3, 16])
+def test_streams_go_over_so_many_of_the_first_connections(connections):
+    def body(place):
+        other = 1 - place.rank
+        noted = Noted(duplicate(place.comm))
+        rate = measure_connections(End(place.comm, other), End(noted, other), 0.1, connections)
+        noted.close()
+        return rate, noted.sent
+
+    for rate, sent in pliant.run_world(2, body):
+        assert rate > 0
+        assert connections_of(sent[:32], Striping(2, 16)) == set(range(connections))
+        assert connections_of(sent, Striping(2, 16)) == set(range(connections))
 
 
 def test_the_probe_writes_the_number_into_the_topology(monkeypatch):
