@@ -8,6 +8,7 @@ from dataclasses import astuple, dataclass
 import torch
 
 from pliant.comm.base import Comm
+from pliant.comm.small_gather import gather_small
 from pliant.engine.agreement import check_counts
 from pliant.engine.rank_checks import describe_failure
 from pliant.engine.step_counts import StepCounts
@@ -38,12 +39,11 @@ class Attendance:
 def gather_attendance(mine: Attendance, comm: Comm) -> list[Attendance]:
     """Return what all ranks tell, in their order; raise if their exchanges differ in number. Collective."""
     own = torch.tensor(astuple(mine), dtype=torch.float64)
-    table = torch.empty(comm.size * own.numel(), dtype=torch.float64)
     with describe_failure("beginning an average of weights"):
-        comm.all_gather(table, own).wait()
+        table = gather_small(comm, own)
     rows = [
         Attendance(weight=weight, leaving=bool(leaving), exchanges=int(exchanges), waited_s=waited_s)
-        for weight, leaving, exchanges, waited_s in table.view(comm.size, -1).tolist()
+        for weight, leaving, exchanges, waited_s in table.tolist()
     ]
     check_counts([StepCounts(exchanges=row.exchanges).row() for row in rows])
     return rows

@@ -8,6 +8,7 @@ import torch
 from torch.optim import Optimizer
 
 from pliant.comm.base import Comm
+from pliant.comm.small_gather import gather_small
 from pliant.engine.comm_thread import CommThread
 from pliant.engine.initial_sync import broadcast_optimizer
 
@@ -68,9 +69,13 @@ class JoinState:
     def meet(self, *, trains: bool) -> float:
         """Agree on the step of the ranks that train; return the factor of a mean over all ranks. Collective."""
         mine = torch.tensor([self._counter.step, int(trains)], dtype=torch.int64)
-        table = torch.empty(2 * self._comm.size, dtype=torch.int64)
-        self._comm_thread.submit(lambda: self._comm.all_gather(table, mine).wait()).wait()
-        rows: list[list[int]] = table.view(-1, 2).tolist()
+        table = torch.empty(self._comm.size, 2, dtype=torch.int64)
+
+        def gather() -> None:
+            table.copy_(gather_small(self._comm, mine))
+
+        self._comm_thread.submit(gather).wait()
+        rows: list[list[int]] = table.tolist()
         self._counter.step = max(step for step, _ in rows)
         return 1.0 if self._by_all else self._comm.size / max(1, sum(training for _, training in rows))
 
