@@ -4,11 +4,9 @@ import torch
 from torch import Tensor
 
 from pliant.comm.base import Comm
+from pliant.spec.slices import MOST_STRAIGHT_PEERS
 
 __all__ = ["gather_small"]
-
-_MOST_PEERS = 26
-"""Ranks up to which each sends to all others at once."""
 
 
 def gather_small(comm: Comm, mine: Tensor) -> Tensor:
@@ -18,7 +16,7 @@ def gather_small(comm: Comm, mine: Tensor) -> Tensor:
     are under way at once, which takes one round trip. Under NCCL, and among many ranks, it is an all-gather.
     """
     table = torch.empty(comm.size * mine.numel(), dtype=mine.dtype, device=mine.device)
-    if comm.is_in_order or comm.size > _MOST_PEERS:
+    if comm.is_in_order or comm.size > MOST_STRAIGHT_PEERS:
         comm.all_gather(table, mine).wait()
     else:
         comm.all_to_all(table, mine.repeat(comm.size)).wait()

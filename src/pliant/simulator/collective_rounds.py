@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from pliant.layouts.rounds import average_form, gathers_in_rounds, is_short, rounds_among
 from pliant.netmodel import DenseExchange, Floats, HostExchange, Ints, PointToPoint, Round, Together
+from pliant.spec.slices import MOST_STRAIGHT_PEERS
 
 __all__ = [
     "all_gather",
@@ -16,6 +17,7 @@ __all__ = [
     "average",
     "broadcast",
     "gather_in_rounds",
+    "gather_of_few",
     "not_posted",
     "of_buckets",
     "ring",
@@ -129,6 +131,13 @@ def _among_all(hops: Sequence[tuple[int, int]], num_bytes: Floats, num_ranks: in
     share = np.tile(count, num_ranks).astype(np.float64)
     messages = PointToPoint(source=source, target=target, share=share, num_bytes=num_bytes)
     return Round(messages=messages, posted=True)
+
+
+def gather_of_few(num_bytes: Floats, num_ranks: int) -> Round:
+    """All-gather of few numbers, `num_bytes` from each rank, (num_buckets,), as `gather_small` does it over Gloo."""
+    if not 1 < num_ranks <= MOST_STRAIGHT_PEERS:
+        return ring_all_gather(num_bytes, num_ranks)
+    return replace(_among_all([(at, 1) for at in range(1, num_ranks)], num_bytes, num_ranks), posted=False)
 
 
 def all_gather(num_bytes: Floats, num_ranks: int, *, by_ring: bool = False) -> list[Round]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pliant.simulator.collective_rounds import ring_all_gather
+from pliant.simulator.collective_rounds import gather_of_few
 from pliant.simulator.context import SimulationContext
 from pliant.simulator.exchange_time import Exchanges
 from pliant.simulator.layout import GradientPart, batch_of, distinct_nodes
@@ -136,7 +136,7 @@ def _groups(
 
 def _findings(context: SimulationContext) -> TimedExchange | None:
     """Return the message about gradients, which is not among the bytes that a run counts."""
-    told = one_exchange("findings", (ring_all_gather(_FINDING_BYTES, context.num_ranks),), context)
+    told = one_exchange("findings", (gather_of_few(_FINDING_BYTES, context.num_ranks),), context)
     if told is None:
         return None
     unsent = np.zeros_like(told.of.sent)
