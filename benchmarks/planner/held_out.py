@@ -10,8 +10,9 @@ last to the first. A line for what "auto" did, and one for each turn; a cell tha
 
 Regret: step time times steps ratio of the kept plan over the least of the arms, each the median of its turns.
 Search: the time of the first 200 steps that so many steps under the kept plan, or under DDP's own exchange where that
-is sooner, would not have taken, over all of it. Errors: predicted step times over measured ones; for arms predicted
-after the search, with what it has fitted, and for trials before each of them. Needs an idle machine, and root.
+is sooner, would not have taken, over all of it. `relax_s` of a line is what relax() took before them. Errors: predicted
+step times over measured ones; for arms predicted after the search, with what it has fitted, and for trials before each
+of them. Needs an idle machine, and root.
 """
 
 import argparse
