@@ -42,7 +42,7 @@ class InOrder(WrappedComm):
 @pytest.mark.parametrize("most", [1, 26])
 @pytest.mark.parametrize("in_order", [False, True])
 def test_few_numbers_are_gathered_in_the_order_of_ranks_in_one_round_or_around_a_ring(monkeypatch, most, in_order):
-    monkeypatch.setattr(small_gather, "_MOST_PEERS", most)
+    monkeypatch.setattr(small_gather, "MOST_STRAIGHT_PEERS", most)
 
     def body(context):
         comm = RecordedComm(InOrder(context.comm) if in_order else context.comm)

@@ -1,5 +1,6 @@
 """Pairs of emulated hosts, each with its own rate, delay, jitter and loss, over real sockets."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -79,6 +80,16 @@ else:
 """
 
 
+@pytest.fixture
+def on_one_cpu():
+    """Lets all that is started run on one CPU: a veth pair itself swaps packets whose sender goes to another one."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    yield
+    os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.usefixtures("on_one_cpu")
 def test_packets_keep_their_order_under_jitter_and_some_are_lost(tmp_path):
     """A thousand packets a second, so that many draw less jitter than the one before them."""
     link = Link(source="b", target="a", bytes_per_s=1e5, latency_s=0.01, jitter_s=0.02, loss=0.2)
