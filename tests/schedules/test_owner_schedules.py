@@ -229,14 +229,14 @@ def test_on_uneven_worlds_a_schedule_is_predicted_to_be_faster(name, gain):
 @pytest.mark.parametrize("owned", [(MIB,) * 4, (5 * MIB, 0, MIB, 2 * MIB), (70, 9000, 400, 0)])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_half_that_is_chosen_is_near_the_best(seed, owned, kind):
-    """Sizes are rounded to a quarter of a doubling; the best is that of exact sizes, with nothing in the other half."""
+    """Sizes are rounded, of all ranks alike; the best is that of exact sizes, where the other half has nothing."""
     topology, none = mesh(4, seed), (0,) * 4
     both = (owned, none) if kind == "reduce" else (none, owned)
     straight_s, found = direct_s(owned, kind, topology), fastest_half(owned, kind, topology)
     best_s = owner_candidates(*both, topology)[0].cost.total_s
     half = None if found is None else place_half(found, kind, owned, tuple((rank,) for rank in range(4)))
     took_s = straight_s if half is None else predict_cost(half.schedule, half.collective, topology).total_s
-    assert took_s <= 2 ** (1 / 8) * min(straight_s, best_s)
+    assert took_s <= 1.05 * min(straight_s, best_s)
 
 
 def test_where_nothing_is_gained_it_stays_direct():

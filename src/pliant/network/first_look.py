@@ -47,9 +47,8 @@ def own_rate(comm: Comm, sent_bytes: float, busy_s: float) -> float:
 
     """
     enough = sent_bytes >= _LEAST_BYTES and busy_s > 0
-    worst = torch.tensor([sent_bytes / busy_s if enough else 0.0, 0.0 if enough else 1.0], dtype=torch.float64)
-    comm.all_reduce(worst, "max").wait()
-    rate, lacking = worst.tolist()
+    mine = torch.tensor([sent_bytes / busy_s if enough else 0.0, 0.0 if enough else 1.0], dtype=torch.float64)
+    rate, lacking = gather_small(comm, mine).amax(0).tolist()
     return 0.0 if lacking else rate * Overheads().wire_factor
 
 

@@ -189,9 +189,8 @@ class _Probe:
 
     def _stream(self, targets: Sequence[int], sources: Sequence[int], num_left: int) -> dict[int, float]:
         """Make one of the rounds that are left, in step with all others; a slow link's takes longer than it should."""
-        slowest = torch.tensor([time.perf_counter() - self._start_s, self._late_s], dtype=torch.float64)
-        self._comm.all_reduce(slowest, "max").wait()
-        elapsed_s, late_s = slowest.tolist()
+        mine = torch.tensor([time.perf_counter() - self._start_s, self._late_s], dtype=torch.float64)
+        elapsed_s, late_s = gather_small(self._comm, mine).amax(0).tolist()
         duration_s = (self._budget_s - elapsed_s) / num_left - late_s
         duration_s = min(max(duration_s, self._least_s), max(self._least_s, _LONGEST_STREAM_S))
         start_s = time.perf_counter()

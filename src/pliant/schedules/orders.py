@@ -7,12 +7,11 @@ from itertools import combinations, permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.netmodel import Links, Overheads
+from pliant.netmodel import Floats, Links, Overheads
 from pliant.spec import Move, Schedule, Topology
 
 __all__ = ["host_orders", "reordered"]
 
-_Floats = NDArray[np.float64]
 _Order = tuple[int, ...]
 _NORM = 8
 """Norm of the hops' times: the slowest decides, and of equal ones, how many there are."""
@@ -37,16 +36,16 @@ def host_orders(topology: Topology, overheads: Overheads | None = None) -> list[
     own = (links.link_source, links.link_target)
     per_byte_s[own] = np.maximum(per_byte_s[own], links.link_s)
 
-    def slowest(orders: NDArray[np.int64]) -> _Floats:
+    def slowest(orders: NDArray[np.int64]) -> Floats:
         return (per_byte_s[orders, np.roll(orders, -1, axis=-1)] ** _NORM).sum(axis=-1)
 
-    def around(orders: NDArray[np.int64]) -> _Floats:
+    def around(orders: NDArray[np.int64]) -> Floats:
         return links.delays_s[orders, np.roll(orders, -1, axis=-1)].sum(axis=-1)
 
     return list(dict.fromkeys([given, *(_best(len(given), cost) for cost in (slowest, around))]))
 
 
-def _best(num: int, cost: Callable[[NDArray[np.int64]], _Floats]) -> _Order:
+def _best(num: int, cost: Callable[[NDArray[np.int64]], Floats]) -> _Order:
     """Return an order of least cost, or a good one if there are too many; the first stays, since rings have no end."""
     if num <= _MOST_TRIED:
         orders = np.array([(0, *rest) for rest in permutations(range(1, num))])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.netmodel import Links, Overheads, overheads_of
+from pliant.netmodel import Floats, Links, Overheads, overheads_of
 from pliant.schedules.collective import Collective
 from pliant.spec import Topology
 
@@ -15,7 +15,6 @@ __all__ = ["Assignment", "greedy_owners", "one_owner", "solve_owners", "spread_o
 
 _POWERS, _FEW = (4, 4, 4, 8, 8, 16, 32), (4, 8, 32)
 """Powers of the norm, pass by pass; and the few for `quick`, with which direct sums on 4 to 16 hosts take 2 % more."""
-_Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +60,8 @@ class _Loads:
         is."""
 
     def _phase(
-        self, counts: _Floats, size: _Floats, apart_s: _Floats, home_s: _Floats, *, merged: bool
-    ) -> tuple[_Floats, _Floats]:
+        self, counts: Floats, size: Floats, apart_s: Floats, home_s: Floats, *, merged: bool
+    ) -> tuple[Floats, Floats]:
         behind = counts @ self.inside  # (num_blocks, num_links) messages of who is behind the link
         if merged:
             behind, counts = np.minimum(behind, 1), np.minimum(counts, 1)
@@ -153,7 +152,7 @@ def solve_owners(
     return Assignment(owners=owners, predicted_s=predicted_s) if predicted_s < greedy.predicted_s else greedy
 
 
-def _solve(phases: Sequence[tuple[_Floats, _Floats]], inside: _Floats, limit_s: float) -> NDArray[np.int64] | None:
+def _solve(phases: Sequence[tuple[Floats, Floats]], inside: Floats, limit_s: float) -> NDArray[np.int64] | None:
     """Return the host of each block, (num_blocks,), or None if no solution was found in time.
 
     Args:
@@ -193,7 +192,7 @@ def _solve(phases: Sequence[tuple[_Floats, _Floats]], inside: _Floats, limit_s: 
     return np.argmax(found.x[:num_binaries].reshape(num_blocks, num_hosts), axis=1)
 
 
-def _elsewhere(counts: _Floats) -> _Floats:
+def _elsewhere(counts: Floats) -> Floats:
     return counts.sum(1, keepdims=True) - counts
 
 
@@ -237,7 +236,7 @@ def _place(collective: Collective, loads: _Loads, num_ranks: Sequence[int], powe
     return min(found, key=lambda each: round(each[0] / (found[0][0] or 1.0), 9))[1]
 
 
-def _power(x: _Floats, power: int) -> _Floats:
+def _power(x: Floats, power: int) -> Floats:
     """Return x to the power of 4, 8, 16, ... by squaring."""
     while power > 1:
         x, power = x * x, power // 2

@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pliant.netmodel import Links
+from pliant.netmodel import Floats, Links
 
 __all__ = ["Prices", "Tree", "cheap_trees"]
 
-_Floats = NDArray[np.float64]
 _Moves = tuple[tuple[int, int, int], ...]
 """(Round, source, target) of each move of a tree."""
 _FAR = 1e12
@@ -36,7 +34,7 @@ class Prices:
         give, take = host_of[source], host_of[target]
         outside, factor = give != take, links.overheads.wire_factor
         inside_s = links.inside_factor / links.overheads.loopback_bytes_per_s
-        rows: list[_Floats] = []
+        rows: list[Floats] = []
         for host in range(links.num_hosts):
             rows.append(factor * links.out_s[host] * (outside & (give == host)))
             rows.append(factor * links.in_s[host] * (outside & (take == host)))
@@ -51,17 +49,17 @@ class Prices:
         self.table = table[table.any(axis=1)]  # (num_resources, num_ranks^2)
         self.barred = ((source == target) | (links.delays_s[give, take] > max_delay_s) & outside).reshape(num, num)
 
-    def of(self, duals: _Floats) -> _Floats:
+    def of(self, duals: Floats) -> Floats:
         """Return what each pair costs, (num_ranks, num_ranks), at prices of the resources, (num_resources,)."""
         costs = (duals @ self.table).reshape(self.num_ranks, self.num_ranks)
         return np.where(self.barred, np.inf, costs)
 
-    def load(self, pairs: Sequence[tuple[int, int]]) -> _Floats:
+    def load(self, pairs: Sequence[tuple[int, int]]) -> Floats:
         """Return the seconds per byte of messages along these pairs on each resource, (num_resources,)."""
         return self.table[:, [a * self.num_ranks + b for a, b in pairs]].sum(axis=1)
 
 
-def cheap_trees(roots: Sequence[int], first: _Floats, second: _Floats | None) -> list[tuple[float, Tree]]:
+def cheap_trees(roots: Sequence[int], first: Floats, second: Floats | None) -> list[tuple[float, Tree]]:
     """Return a cheap tree to each root with its cost, which is infinite if some rank cannot reach it.
 
     Relays are chosen one by one, the one that saves most first, as in greedy facility location; for all roots at once.

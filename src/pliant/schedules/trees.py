@@ -7,15 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pliant.netmodel import Links, Overheads
+from pliant.netmodel import Floats, Links, Overheads
 from pliant.schedules.priced_trees import Prices, Tree, cheap_trees
 from pliant.spec import Move, Schedule, Topology
 
 __all__ = ["pack_trees"]
 
-_Floats = NDArray[np.float64]
 _LEAST_SHARE = 1 / 512
 """Shares below this are left out: their messages cost more than their bytes save."""
 _TOLERANCE = 1e-6
@@ -25,6 +23,8 @@ _ROOTS_OF_A_TURN = 1 / 3
 """Part of the roots, the cheapest ones, whose trees carry a turn's share where roots are free."""
 _LEAST_GAIN = 0.01
 """Part of its value that a program with more trees must gain for trees to be made again."""
+_THRIFT = 0.02
+"""Part of the rounds' times that a program may give up, at most, for a lower mean load: it comes to fewer messages."""
 
 
 class _Ways(NamedTuple):
@@ -103,14 +103,16 @@ def pack_trees(
 class _Master:
     """Linear program over the trees that there are. Variables are the rounds' times, then one share for each tree."""
 
-    def __init__(self, prices: Prices, hops: tuple[int, int], owned: _Floats | None) -> None:
+    def __init__(self, prices: Prices, hops: tuple[int, int], owned: Floats | None) -> None:
         self._prices, self._hops, self._owned = prices, hops, owned
         self._roots = list(range(prices.num_ranks)) if owned is None else np.flatnonzero(owned).tolist()
-        self._ups: dict[Tree, _Floats] = {}
-        self._downs: dict[Tree, _Floats] = {}
-        """Tree -> its seconds per byte on each resource in each round, (sum(hops) * num_resources,)."""
+        self._ups: dict[Tree, Floats] = {}
+        self._downs: dict[Tree, Floats] = {}
+        """Tree -> its load on each resource in each round, (sum(hops) * num_resources,), in units of `_unit`."""
         self._shares: dict[Tree, float] = {}
         self._value = math.inf
+        self._unit = float(prices.table.max(initial=0.0)) or 1.0
+        """Seconds per byte of the slowest resource, so that programs have numbers near 1."""
 
     def spread(self, end_s: float) -> bool:
         """Make trees at prices that follow the loads of those before; return whether a root, or each owner, is reached.
@@ -119,20 +121,24 @@ class _Master:
         """
         num_rounds, (first, last) = sum(self._hops), _EAGERNESS
         loads = np.zeros((num_rounds, len(self._prices.table)))
-        unit, has_relays = 1 / (float(self._prices.table.max(initial=0.0)) or 1.0), max(self._hops) > 1
-        for turn in range(_TURNS if has_relays else 1):  # without, a root has one tree
+        has_relays = max(self._hops) > 1  # without, a root has one tree, and a turn makes them all
+        most = math.ceil(len(self._roots) * (_ROOTS_OF_A_TURN if has_relays else 1))
+        for turn in range(_TURNS if has_relays else 1):
             busiest = loads.max(axis=1, keepdims=True)
             eager = first * (last / first) ** (turn / _TURNS)
             weights = np.exp(eager * (loads / np.where(busiest > 0, busiest, 1.0) - 1))
-            found = self._trees_at(unit * weights / weights.sum(axis=1, keepdims=True))
-            trees = sorted((each for each in found if each.cost < np.inf), key=lambda each: each.cost)
-            if not trees or (self._owned is not None and len(trees) < len(self._roots)):
+            ways = [each for each in self._trees_at(weights / weights.sum(axis=1, keepdims=True)) if each.cost < np.inf]
+            if len(ways) < (1 if self._owned is None else len(self._roots)):
                 return False
-            if self._owned is None and has_relays:
-                trees = trees[: math.ceil(_ROOTS_OF_A_TURN * len(self._roots))]
-            shares = np.ones(len(trees)) if self._owned is None else self._owned[[each.up.root for each in trees]]
-            carried = shares / shares.sum() @ np.array([self._kept(each) for each in trees])
-            loads += (carried.reshape(num_rounds, -1) - loads) * 2 / (turn + 2)
+            if self._owned is None:
+                ways = sorted(ways, key=lambda each: each.cost)[:most]
+                shares = np.full(len(ways), 1 / len(ways))
+            else:
+                shares = self._owned[self._roots]
+            both = [
+                self._keep(self._ups, each.up, 0) + self._keep(self._downs, each.down, self._hops[0]) for each in ways
+            ]
+            loads += ((shares @ np.array(both)).reshape(num_rounds, -1) - loads) * 2 / (turn + 2)
             if time.monotonic() > end_s:
                 break
         return True
@@ -146,11 +152,10 @@ class _Master:
         loads = csr_matrix(np.array([*self._ups.values(), *self._downs.values()]).T)
         rows = np.arange(num_rounds * num_resources)
         times = coo_matrix((-np.ones(len(rows)), (rows, rows // num_resources)), (len(rows), num_rounds))
-        unit = 1 / (float(loads.max()) or 1.0)  # 0 if all trees so far keep to links without a limit
         equal, given = self._shares_of_roots()
         solved = linprog(
-            np.concatenate([np.ones(num_rounds), np.zeros(len(self._ups) + len(self._downs))]),
-            A_ub=hstack([times, unit * loads]),
+            np.concatenate([np.ones(num_rounds), _THRIFT / num_resources * np.asarray(loads.sum(axis=0)).ravel()]),
+            A_ub=hstack([times, loads]),
             b_ub=np.zeros(len(rows)),
             A_eq=np.hstack([np.zeros((len(equal), num_rounds)), equal]),
             b_eq=given,
@@ -159,11 +164,11 @@ class _Master:
         if solved.status != 0:
             raise RuntimeError(f"the linear program of trees was not solved: {solved.message}")
         self._shares = dict(zip((*self._ups, *self._downs), solved.x[num_rounds:].tolist(), strict=True))
-        before, self._value = self._value, solved.fun / unit
-        duals = -unit * solved.ineqlin.marginals.reshape(num_rounds, -1)
+        before, self._value = self._value, solved.fun
+        duals = _THRIFT / num_resources - solved.ineqlin.marginals.reshape(num_rounds, -1)
         return self._value < (1 - _LEAST_GAIN) * before and self._add(duals, *self._worths(solved.eqlin.marginals))
 
-    def _shares_of_roots(self) -> tuple[_Floats, _Floats]:
+    def _shares_of_roots(self) -> tuple[Floats, Floats]:
         """Return what the trees' shares add up to, (num_sums, num_trees), and the sums, (num_sums,).
 
         As much goes to a root as from it, and all is 1; or, where shares are owned, each root has its own both ways.
@@ -176,14 +181,14 @@ class _Master:
             return np.vstack([at_root * (2 * up - 1), up]), np.append(np.zeros(num), 1.0)
         return np.vstack([at_root * up, at_root * (1 - up)]), np.tile(self._owned, 2)
 
-    def _worths(self, prices: _Floats) -> tuple[_Floats, _Floats]:
+    def _worths(self, prices: Floats) -> tuple[Floats, Floats]:
         """Return what a tree to each root, and from it, may cost, by the prices of those sums."""
         num = self._prices.num_ranks
         if self._owned is None:
             return prices[:num] + prices[num], -prices[:num]
         return prices[:num], prices[num:]
 
-    def _add(self, duals: _Floats, worth_up: _Floats, worth_down: _Floats) -> bool:
+    def _add(self, duals: Floats, worth_up: Floats, worth_down: Floats) -> bool:
         """Add the trees that cost less than they are worth, (num_ranks,) each; return whether any is new."""
         before = len(self._ups) + len(self._downs)
         for each in self._trees_at(duals):
@@ -194,10 +199,10 @@ class _Master:
                 self._keep(self._downs, each.down, self._hops[0])
         return len(self._ups) + len(self._downs) > before
 
-    def _trees_at(self, prices: _Floats) -> Iterator[_Ways]:
+    def _trees_at(self, prices: Floats) -> Iterator[_Ways]:
         """Yield for each root cheap trees at prices of the resources in each round, (num_rounds, num_resources)."""
         hops = self._hops
-        costs = [self._prices.of(each) for each in prices]
+        costs = [self._prices.of(each) / self._unit for each in prices]
         backwards = [cost.T for cost in costs[hops[0] :][::-1]]  # a way from a root is one to it, run backwards
         ups = cheap_trees(self._roots, costs[0], costs[1] if hops[0] == 2 else None)
         downs = cheap_trees(self._roots, backwards[0], backwards[1] if hops[1] == 2 else None)
@@ -205,16 +210,13 @@ class _Master:
             moves = tuple((hops[1] - 1 - at, target, source) for at, source, target in back.moves)
             yield _Ways(up_cost, up, down_cost, Tree(root=up.root, moves=moves))
 
-    def _kept(self, ways: _Ways) -> _Floats:
-        """Add the trees of a root; return the seconds per byte of both on each resource in each round, flat."""
-        return self._keep(self._ups, ways.up, 0) + self._keep(self._downs, ways.down, self._hops[0])
-
-    def _keep(self, trees: dict[Tree, _Floats], tree: Tree, first_round: int) -> _Floats:
+    def _keep(self, trees: dict[Tree, Floats], tree: Tree, first_round: int) -> Floats:
         if tree not in trees:
             pairs: dict[int, list[tuple[int, int]]] = defaultdict(list)
             for at, source, target in tree.moves:
                 pairs[first_round + at].append((source, target))
-            trees[tree] = np.concatenate([self._prices.load(pairs[k]) for k in range(sum(self._hops))])
+            load = np.concatenate([self._prices.load(pairs[k]) for k in range(sum(self._hops))])
+            trees[tree] = load / self._unit
         return trees[tree]
 
     def blocks(self) -> Iterator[tuple[float, Tree, Tree]]:

@@ -1,4 +1,4 @@
-"""Slices of a message between two ranks that have several connections, and segments of a ring."""
+"""Slices of a message between two ranks, segments of a ring, and ranks that send straight to all others."""
 
 __all__ = ["MOST_STRAIGHT_PEERS", "RING_SEGMENT_BYTES", "SLICE_BYTES"]
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from pliant.comm import Comm
+from pliant.comm.small_gather import gather_small
 from pliant.recsys.frequencies.counting import FrequencyCounter, TableCounter
 
 __all__ = ["merge_counters"]
@@ -23,8 +24,7 @@ def merge_counters(counter: FrequencyCounter, comm: Comm) -> FrequencyCounter:
         states |= {f"{t}.{name}": array for name, array in table.state().items()}
     np.savez(file, **states)
     mine = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
-    sizes = torch.zeros(comm.size, dtype=torch.int64)
-    comm.all_gather(sizes, torch.tensor([mine.numel()])).wait()
+    sizes = gather_small(comm, torch.tensor([mine.numel()])).flatten()
     longest = int(sizes.max())
     everybody = torch.zeros(comm.size * longest, dtype=torch.uint8)
     comm.all_gather(everybody, torch.cat([mine, mine.new_zeros(longest - mine.numel())])).wait()
