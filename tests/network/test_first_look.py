@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -16,18 +17,18 @@ WIRE = Overheads().wire_factor
 RATE = 12.5e6
 
 
-def seen(monkeypatch, streams, *, rate=RATE, busy_s=0.1, half_trip_s=1e-4, places=None):
+def seen(monkeypatch, streams, *, rate=RATE, busy_s=0.1, half_trip_s=1e-4, places=None, measure=None):
     """Return what ranks make of messages at a rate, and of streams of hosts, in bytes per s; and their lengths."""
     places, asked = [[k] for k in range(len(streams))] if places is None else places, []
     names = list("abcdefgh"[: len(places)])
     monkeypatch.setattr(first_look, "ranks_of_hosts", lambda comm, hosts: (names, places))
     monkeypatch.setattr(first_look, "half_trips_s", lambda comm, *_: np.full((comm.size,) * 2, half_trip_s))
 
-    def measure(comm, to, came, duration_s):
+    def each_as_its_source(comm, to, came, duration_s):
         asked.append(duration_s)
-        return {came[0]: streams[came[0]] / WIRE}
+        return {source: streams[source] / WIRE for source in came}
 
-    monkeypatch.setattr(first_look, "measure_throughput", measure)
+    monkeypatch.setattr(first_look, "measure_throughput", measure or each_as_its_source)
     found = pliant.run_world(len(streams), lambda place: look_at_links(place.comm, rate, busy_s, 1e-4, 1))
     assert found[0] is None or len({each.topology for each in found}) == 1
     return found[0], set(asked)
@@ -66,6 +67,30 @@ def test_hosts_that_are_not_even_have_the_rates_of_their_best_streams(monkeypatc
     sent, received = zip(*rates_of(view), strict=True)
     assert sent == pytest.approx([4 * RATE, 2 * RATE, RATE, 3 * RATE])
     assert received == pytest.approx([3 * RATE, 4 * RATE, 4 * RATE, 4 * RATE])
+
+
+def test_a_stream_that_fits_no_limits_of_hosts_has_a_second_try(monkeypatch):
+    """One that was held up, and one whose data came all at once; a slow pair stays slow."""
+    limits, tries = [4 * RATE, 2 * RATE, RATE, 3 * RATE, 2 * RATE], Counter()
+    wrong, slow = {(0, 3): 0.3, (4, 2): 3.0}, {(3, 1): 0.2}
+
+    def measure(comm, to, came, duration_s):
+        tries.update((source, comm.rank) for source in came)
+        return {
+            source: min(limits[source], limits[comm.rank])
+            * (wrong.get((source, comm.rank), 1.0) if tries[source, comm.rank] == 1 else 1.0)
+            * slow.get((source, comm.rank), 1.0)
+            / WIRE
+            for source in came
+        }
+
+    view, _ = seen(monkeypatch, limits, measure=measure)
+    assert {pair: count for pair, count in tries.items() if count > 1} == {(0, 3): 2, (4, 2): 2, (3, 1): 2}
+    sent, received = zip(*rates_of(view), strict=True)
+    assert sent == pytest.approx([3 * RATE, 2 * RATE, RATE, 3 * RATE, 2 * RATE])
+    assert received == pytest.approx([3 * RATE, 2 * RATE, RATE, 3 * RATE, 2 * RATE])
+    (link,) = view.topology.links
+    assert (link.source, link.target, link.bytes_per_s) == ("d", "b", pytest.approx(0.4 * RATE))
 
 
 @pytest.mark.parametrize(("num", "rounds"), [(2, 1), (6, 5), (8, 5)])

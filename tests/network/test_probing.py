@@ -17,7 +17,10 @@ from pliant.network import measure_machine, probe, streams
 from pliant.network.inference import (
     host_delays,
     host_rates,
+    more_usual,
+    odd_streams,
     outlier_streams,
+    rates_by_hosts,
     round_robin_pairs,
     slow_pairs,
     split_into_rounds,
@@ -53,6 +56,37 @@ def played(send, receive, pair_limit=None, noise=0.03):
                 rate[i, j] = min(send[i], receive[j], limit) * (1 + noise * rng.uniform(-1, 1))
         rounds.append(rate)
     return np.array(rounds)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("num", [5, 6, 8])
+def test_limits_of_hosts_are_found_beside_streams_that_were_wrong(num, seed):
+    """Whose second try counts where it is nearer to what the limits say; so a pair that is slow both times stays so.
+
+    The wrong ones are from the slowest host, and to the next: the limits of the fastest show in too few streams.
+    """
+    rng = np.random.default_rng(seed)
+    limits = rng.permutation(np.geomspace(40.0, 400.0, num))
+    true = np.where(np.eye(num, dtype=bool), 0.0, np.minimum(limits[:, None], limits))
+    i, n, *others = np.argsort(limits).tolist()
+    j, k = rng.permutation(others)[:2].tolist()
+    pairs, again = true * rng.uniform(0.98, 1.02, true.shape), np.zeros_like(true)
+    pairs[i, j], pairs[k, n] = 0.3 * true[i, j], 2.5 * true[k, n]
+    usual = rates_by_hosts(pairs)
+    assert np.allclose(usual[true > 0], true[true > 0], rtol=0.05)
+    assert set(odd_streams(pairs, usual)) == {(i, j), (k, n)}
+    again[i, j], again[k, n] = 0.31 * true[i, j], true[k, n]
+    found = more_usual(pairs, again, usual)
+    assert found[i, j] == pytest.approx(0.31 * true[i, j])
+    assert found[k, n] == true[k, n]
+    assert np.count_nonzero(found != pairs) == 2
+
+
+def test_no_stream_is_odd_where_pairs_are_what_limits_them():
+    for seed in range(20):
+        pairs = 30 ** np.random.default_rng(seed).random((6, 6))
+        np.fill_diagonal(pairs, 0.0)
+        assert odd_streams(pairs, rates_by_hosts(pairs)) == []
 
 
 def test_hosts_and_links_are_told_apart():

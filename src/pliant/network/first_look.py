@@ -11,7 +11,17 @@ from pliant.comm import Comm
 from pliant.comm.small_gather import gather_small
 from pliant.netmodel import Overheads
 from pliant.network.cores import count_cpus
-from pliant.network.inference import Matrix, have_own_paths, round_robin_pairs, topology_from
+from pliant.network.inference import (
+    Matrix,
+    Pair,
+    have_own_paths,
+    more_usual,
+    odd_streams,
+    rates_by_hosts,
+    round_robin_pairs,
+    split_into_rounds,
+    topology_from,
+)
 from pliant.network.probing import least_stream_s, provenance_of
 from pliant.network.rack_inference import infer_racks, within_racks
 from pliant.network.rank_facts import starts_slowly
@@ -30,6 +40,7 @@ _MOST_SHIFTS = 5
 _EVEN = 1.25
 """Ratio of the fastest stream to the slowest, and of a stream to the messages, up to which rates are one rate."""
 _LATENCY_SHARE = 0.1
+_SECOND_LOOKS = 2
 
 
 def own_rate(comm: Comm, sent_bytes: float, busy_s: float) -> float:
@@ -75,10 +86,11 @@ def look_at_links(
     ring does. Where streams differ by at most a quarter, hosts are even, and have one rate: that of training's messages
     where these have filled the links, or else that of the slowest stream. They have not where a stream is faster by
     more than a quarter, and where latency was more than a tenth of a message's time. Where hosts are not even, each
-    sends to others in turn, in up to five rounds: up to six hosts these are all pairs. Then hosts have the rates of
-    their own best streams, and slower pairs a link; where a quarter of the pairs are slower, each has a path of its
-    own, and hosts carry as much as all their pairs together. Pairs without a stream have the rates of their hosts.
-    Groups of hosts between which streams share one rate are racks (`infer_racks`).
+    sends to others in turn, in up to five rounds: up to six hosts these are all pairs. Groups of hosts between which
+    streams share one rate are racks (`infer_racks`). Else streams that limits of hosts do not explain have a second
+    try, if they are few, in up to two rounds. Then hosts have the rates of their own best streams, and slower pairs a
+    link; where a quarter of the pairs are slower, each has a path of its own, and hosts carry as much as all their
+    pairs together. Pairs without a stream have the rates of their hosts.
 
     Args:
         comm: Ranks, over Gloo.
@@ -120,15 +132,20 @@ def _look(
     latencies_s = half_trips_s(comm, round_robin_pairs(size), _TRIPS_S, message_s)
     stream_s = least_stream_s(latencies_s)
 
-    def streams(shift: int) -> Matrix:
-        """Return the rates from each host to the one so many before it, (hosts, hosts), all at once."""
-        source = (rank + shift) % size
-        came = measure_throughput(comm, [(rank - shift) % size], [source], stream_s)
+    def streams(ways: Sequence[Pair]) -> Matrix:
+        """Return the rates of (source, target), (hosts, hosts), all at once."""
+        targets, sources = ([way[1 - k] for way in ways if way[k] == rank] for k in (0, 1))
+        came = measure_throughput(comm, targets, sources, stream_s)
         mine = torch.zeros(size, dtype=torch.float64)
-        mine[source] = came[source] * Overheads().wire_factor
+        for source, bytes_per_s in came.items():
+            mine[source] = bytes_per_s * Overheads().wire_factor
         return gather_small(comm, mine).numpy().T
 
-    alone, shifts = streams(1), [1]
+    def shifted(shift: int) -> Matrix:
+        """Return the rates from each host to the one so many before it."""
+        return streams([((k + shift) % size, k) for k in range(size)])
+
+    alone, shifts = shifted(1), [1]
     seen = alone[alone > 0]
     is_even, is_full = float(seen.max()) <= _EVEN * float(seen.min()), False
     if is_even:
@@ -138,12 +155,16 @@ def _look(
         alone = np.where(np.eye(size, dtype=bool), 0.0, rate if is_full else float(seen.min()))
     else:
         shifts = np.unique(np.linspace(1, size - 1, min(size - 1, _MOST_SHIFTS)).round().astype(int)).tolist()
-        alone = np.max([alone, *(streams(shift) for shift in shifts[1:])], axis=0)
+        alone = np.max([alone, *(shifted(shift) for shift in shifts[1:])], axis=0)
+    racks = infer_racks(names, alone)
+    if not (is_even or racks):  # streams of racks hang together, and change with each other
+        usual = rates_by_hosts(alone)
+        for ways in split_into_rounds(odd_streams(alone, usual), _SECOND_LOOKS):
+            alone = more_usual(alone, streams(ways), usual)
     slowest = format_bytes(float(alone[alone > 0].min()))
     told = "in the messages of training" if is_full else "at least"
     what = f"{slowest}/s {told}, {len(shifts)} times {size} streams of {stream_s:.2g} s"
     provenance = provenance_of("pliant auto over gloo", f"{sum(num_ranks)} ranks on {size} hosts", what)
-    racks = infer_racks(names, alone)
     alone = within_racks(alone) if racks else alone
     crowd = alone if not racks and have_own_paths(alone[None], alone) else None
     topology = topology_from(names, num_ranks, alone[None], alone, latencies_s, provenance, crowd)

@@ -1,5 +1,6 @@
 """Inference of a topology from rates of pairs of hosts: pure functions of matrices."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +14,10 @@ __all__ = [
     "have_own_paths",
     "host_delays",
     "host_rates",
+    "more_usual",
+    "odd_streams",
     "outlier_streams",
+    "rates_by_hosts",
     "round_robin_pairs",
     "slow_pairs",
     "split_into_rounds",
@@ -25,6 +29,10 @@ Matrix = NDArray[np.float64]
 
 NOISE = 0.2
 """Part of a rate by which a pair must be below what its hosts can do, to be given a link of its own."""
+
+_ODD, _MOST_ODD, _TURNS = 0.25, 1 / 3, 5
+"""Part by which a stream must be off to be odd; share of odd streams from which on pairs are what limits them; turns in
+which limits of sources and of targets are fitted to each other."""
 
 _NOISE_S = 0.001
 """Time by which a pair's latency must differ from what its hosts say, and also by a quarter of it."""
@@ -124,6 +132,62 @@ def outlier_streams(rounds: Matrix) -> list[tuple[int, int, int]]:
         if min(others[:, i, :].max(), others[:, :, j].max()) < (1 - NOISE) * rounds[turn, i, j]:
             found.append((turn, i, j))
     return found
+
+
+def rates_by_hosts(pairs: Matrix) -> Matrix:
+    """Return the rates that pairs would have if hosts alone limited them, (hosts, hosts).
+
+    A stream is as fast as the slower of its ends. The limits are those with which the logarithms of all streams are the
+    least off in sum, so that a few streams that had to wait, or whose data came all at once, do not move them.
+
+    Args:
+        pairs: As in `slow_pairs`.
+
+    """
+    seen = pairs > 0
+    logs = np.log(np.where(seen, pairs, 1.0))
+    sources, targets = (np.where(seen, logs, -np.inf).max(axis) for axis in (1, 0))
+    for _ in range(_TURNS):
+        for own, others, table, there in ((sources, targets, logs, seen), (targets, sources, logs.T, seen.T)):
+            for k in np.flatnonzero(there.any(1)):
+                streams = table[k, there[k]]
+                tried = np.unique(streams)[::-1]  # of equals the largest: a host may do more than it was seen to do
+                off = np.abs(streams - np.minimum(tried[:, None], others[there[k]])).sum(1)
+                own[k] = tried[off.argmin()]
+    return np.exp(np.minimum(sources[:, None], targets))
+
+
+def odd_streams(pairs: Matrix, usual: Matrix) -> list[Pair]:
+    """Return (source, target) of streams that are not as `rates_by_hosts` says, the farthest off first.
+
+    Args:
+        pairs: As in `slow_pairs`.
+        usual: From `rates_by_hosts`.
+
+    Returns:
+        None where more than a third of the streams are odd: there pairs are what limits them.
+
+    """
+    off = _off(pairs, usual)
+    odd = sorted(map(tuple, np.argwhere(off > math.log1p(_ODD)).tolist()), key=lambda pair: -off[pair])
+    return [] if len(odd) > _MOST_ODD * np.count_nonzero(pairs) else odd
+
+
+def more_usual(pairs: Matrix, again: Matrix, usual: Matrix) -> Matrix:
+    """Return the rates of pairs, and those of second streams where these are nearer to what is usual.
+
+    Args:
+        pairs: As in `slow_pairs`.
+        again: The same, of the second streams.
+        usual: From `rates_by_hosts`.
+
+    """
+    return np.where((again > 0) & (_off(again, usual) < _off(pairs, usual)), again, pairs)
+
+
+def _off(pairs: Matrix, usual: Matrix) -> Matrix:
+    """Return how far the logarithms of rates are from usual ones, (hosts, hosts); 0 where there was no stream."""
+    return np.where(pairs > 0, np.abs(np.log(np.where(pairs > 0, pairs, 1.0) / usual)), 0.0)
 
 
 def host_delays(latencies_s: Matrix) -> Matrix:
