@@ -8,7 +8,7 @@ from torch import nn
 
 import pliant
 from models import batch, new_ddp, train, weights
-from pliant.engine.agreement import check_replicas, parameter_hashes
+from pliant.engine.agreement import check_replicas, tensor_hashes
 from pliant.engine.step_counts import StepCounts
 from pliant.spec import Schedule
 from schedules.cases import hosts
@@ -55,7 +55,7 @@ def test_a_change_of_any_bit_changes_the_fingerprint():
     x = torch.randn(5, generator=torch.Generator().manual_seed(0))
     bits = x.view(torch.int32)
     changed = [bits ^ (torch.arange(5) == at) * torch.tensor(1 << bit).int() for at in range(5) for bit in range(32)]
-    found = parameter_hashes(dict(enumerate([x, *(each.view(torch.float32) for each in changed)])))
+    found = tensor_hashes([x, *(each.view(torch.float32) for each in changed)])
     assert len(found.unique()) == 1 + 5 * 32
     assert (found >= 0).all()
 
@@ -68,7 +68,7 @@ def test_replicas_with_two_parameters_exchanged_are_told_apart():
     def body(place):
         held = {"first": one, "second": other} if place.rank == 0 else {"first": other, "second": one}
         with pytest.raises(pliant.ReplicasDisagreeError, match="differ in 2 of 2 parameters, first 'first'"):
-            check_replicas(list(held), parameter_hashes(held), StepCounts(), place.comm, one.device, 1)
+            check_replicas(list(held), tensor_hashes(held.values()), StepCounts(), place.comm, one.device, 1)
 
     pliant.run_world(2, body)
 

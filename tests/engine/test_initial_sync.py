@@ -7,7 +7,7 @@ from torch import nn
 import pliant
 from pliant.comm import ProcessGroupComm, RecordedComm
 from pliant.engine.fusing import fuse_tensors
-from pliant.engine.initial_sync import broadcast_data, broadcast_tensors
+from pliant.engine.initial_sync import broadcast_data, broadcast_differing, broadcast_tensors
 
 TYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 
@@ -29,6 +29,25 @@ def test_all_ranks_have_the_values_of_one_in_a_message_for_each_type(root):
     for mine, calls in pliant.run_world(3, body):
         assert all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(mine, tensors_of(root), strict=True))
         assert calls["broadcast"] == len(TYPES)
+
+
+def test_only_what_is_not_equal_on_all_ranks_is_sent():
+    """Scalars of all types, empty ones, rows that are not contiguous; of which two are others on the last rank."""
+
+    def body(place):
+        mine = tensors_of(0)
+        if place.rank == 2:
+            for k in (2, 11):
+                mine[k].add_(1)
+        comm = RecordedComm(place.comm)
+        broadcast_differing(mine, comm, torch.device("cpu"))
+        equal = comm.calls["broadcast"]
+        broadcast_differing(mine, comm, torch.device("cpu"))
+        return mine, equal, comm.calls["broadcast"] - equal
+
+    for mine, differing, equal in pliant.run_world(3, body):
+        assert all(torch.equal(x, y) for x, y in zip(mine, tensors_of(0), strict=True))
+        assert (differing, equal) == (2, 0)
 
 
 def test_nested_data_comes_in_as_few_messages():

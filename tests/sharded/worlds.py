@@ -44,14 +44,14 @@ def run(
         pipes.append(here)
         processes.append(process)
     try:
-        return _results(pipes, limit_s, missing)
+        return _results(pipes, processes, limit_s, missing)
     finally:
         for process in processes:
             process.kill()
             process.join()
 
 
-def _results(pipes: list[Any], limit_s: float, missing: Collection[int]) -> list[Any]:
+def _results(pipes: list[Any], processes: list[Any], limit_s: float, missing: Collection[int]) -> list[Any]:
     results: dict[int, Any] = {}
     while len(results) < len(pipes):
         ready = wait([pipe for rank, pipe in enumerate(pipes) if rank not in results], timeout=limit_s)
@@ -61,7 +61,9 @@ def _results(pipes: list[Any], limit_s: float, missing: Collection[int]) -> list
             try:
                 error, results[rank] = pipe.recv()
             except EOFError:
-                error, results[rank] = "" if rank in missing else "it has ended without a result", None
+                processes[rank].join()
+                ended = f"it has ended without a result, with exit code {processes[rank].exitcode}"
+                error, results[rank] = "" if rank in missing else ended, None
             assert not error, f"rank {rank}:\n{error}"
     return [results[rank] for rank in range(len(pipes))]
 

@@ -1,6 +1,6 @@
 """Comparison of replicas: a hash of each parameter, and counts of what each rank has done."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from pliant.engine.comm_thread import CommThread
 from pliant.engine.rank_checks import describe_failure, gather_numbers, majority_of, name_ranks
 from pliant.engine.step_counts import LEAVING, StepCounts, describe_difference
 
-__all__ = ["ReplicaCheck", "ReplicasDisagreeError", "check_counts", "check_replicas", "parameter_hashes"]
+__all__ = ["ReplicaCheck", "ReplicasDisagreeError", "check_counts", "check_replicas", "tensor_hashes"]
 
 _EARLY = (1, 2, 4, 8)
 
@@ -57,7 +57,7 @@ class ReplicaCheck:
         self._steps += 1
         if not self._is_on or not (self._steps in _EARLY or self._steps % self._every == 0) or not (held := equal()):
             return
-        mine, device, told = parameter_hashes(held), next(iter(held.values())).device, counts()
+        mine, device, told = tensor_hashes(held.values()), next(iter(held.values())).device, counts()
 
         def check() -> None:
             check_replicas(list(held), mine, told, self._comm, device, told.step)
@@ -107,14 +107,14 @@ class ReplicaCheck:
         """Compare all parameters when a run ends, with nothing in flight, unless checks are off. Collective."""
         if self._is_on:
             device = next(iter(parameters.values())).device
-            check_replicas(list(parameters), parameter_hashes(parameters), StepCounts(), self._comm, device, step)
+            check_replicas(list(parameters), tensor_hashes(parameters.values()), StepCounts(), self._comm, device, step)
             self.last_step = step
 
 
-def parameter_hashes(parameters: Mapping[str, Tensor]) -> Tensor:
-    """Return one 63-bit hash per parameter, int64 (num_parameters,), on the CPU."""
+def tensor_hashes(tensors: Iterable[Tensor]) -> Tensor:
+    """Return one 63-bit hash per tensor, int64 (num_tensors,), on the CPU."""
     mask = (1 << 63) - 1
-    return torch.tensor([tensor_hash(p.detach()) & mask for p in parameters.values()], dtype=torch.int64)
+    return torch.tensor([tensor_hash(x.detach()) & mask for x in tensors], dtype=torch.int64)
 
 
 def check_replicas(

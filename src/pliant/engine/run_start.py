@@ -14,7 +14,7 @@ from pliant.engine.connecting import Connections, choice_of, connect
 from pliant.engine.ddp_hook import install_hook
 from pliant.engine.elastic import Elastic, require_possible_settings, start_elastic
 from pliant.engine.gradient_exchange import NonFinite
-from pliant.engine.initial_sync import broadcast_optimizer, broadcast_tensors, require_same_model
+from pliant.engine.initial_sync import broadcast_differing, broadcast_optimizer, require_same_model
 from pliant.engine.nodes import leaves_gradients
 from pliant.engine.plan_resolution import require_plan
 from pliant.engine.relaxed_model import RelaxedModel, claim, release
@@ -79,10 +79,10 @@ def start_run(
         require_plan(plan, comm, device)
         if relaxed.sharded is not None:
             relaxed.sharded.connect(comm, relaxed.group, report)
-            broadcast_tensors(relaxed.sharded.equal_tensors(relaxed.optimizer), relaxed.sharded.replica_comm)
+            broadcast_differing(relaxed.sharded.equal_tensors(relaxed.optimizer), relaxed.sharded.replica_comm, device)
         elif comm.size > 1:
             require_same_model(relaxed.module, comm, device)
-            broadcast_tensors([*relaxed.module.parameters(), *relaxed.module.buffers()], comm)
+            broadcast_differing([*relaxed.module.parameters(), *relaxed.module.buffers()], comm, device)
             broadcast_optimizer(relaxed.optimizer, comm, device)
         if relaxed.ddp is not None:
             install_hook(relaxed.ddp).report = report

@@ -24,8 +24,8 @@ __all__ = ["choose_between_hosts", "choose_connections", "with_spare"]
 _LEAST_TRIP_S = 0.002
 """A round trip below which a window of one connection fills any link there is."""
 _LEAST_GAIN = 1.3
-"""Gain from more connections at which they pay: of two streams of half a second over one link one carries up to a quarter
-more than the other."""
+"""Gain from more connections at which they pay: of two streams of half a second over one link one carries up to a
+quarter more than the other."""
 _SPARE = 2
 """Connections for each one that pays: after a long pause they start a round trip sooner."""
 _LEAST_PAUSE_TRIPS = 2.0

@@ -39,6 +39,8 @@ _FIRST_BYTES = 64_000
 _GROWTH = 4
 _LEAST_ANSWER_S = 0.1
 """An answer that came in less may have been a token bucket's free burst, and tells nothing, whatever time is left."""
+_AIM_S = 0.15
+"""What an answer is made for where less time is left: one that came in a little less than 0.1 s would need another."""
 _SETTLING = 0.4
 """Part of an answer that is not counted: slow start, and what shapers' full buckets let through for nothing."""
 _AT_ONCE = 0.25
@@ -253,7 +255,7 @@ def _fetch(ways: _Ways, peer: int, duration_s: float) -> float:
         told = arrivals[-1][0] - arrivals[0][0] >= _LEAST_ANSWER_S and left_s <= now_s - asked_s
         if answers > 1 and (told or size == largest or -left_s > 2 * duration_s):
             break
-        size = max(size, min(_GROWTH * size, int(rate * max(left_s, _LEAST_ANSWER_S) / num), largest))
+        size = max(size, min(_GROWTH * size, int(rate * max(left_s, _AIM_S) / num), largest))
     ways.comm.exchange([(peer, torch.zeros(1, dtype=torch.int64))], [], tag=ways.questions).wait()
     return rate
 
