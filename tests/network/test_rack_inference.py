@@ -94,3 +94,33 @@ def test_pairs_that_were_not_all_measured_show_no_racks():
     rates = streams([37e6] * 6, [37e6] * 6, [0, 0, 0, 1, 1, 1], [20e6] * 2, [20e6] * 2, np.random.default_rng(0))
     rates[0, 5] = 0.0
     assert infer_racks(NAMES[:6], rates) == ()
+
+
+@pytest.mark.parametrize("rack_of", [[0, 0, 0, 1, 1, 1], [0, 0, 1, 1], [0, 1, 0, 1, 0, 1]])
+def test_streams_of_a_second_look_tell_uneven_shares_from_paths_of_their_own(rack_of):
+    """Streams through one queue have any part of it each time; on paths of their own they are what they were."""
+    rng, num = np.random.default_rng(0), len(rack_of)
+    across = np.array(rack_of)[:, None] != np.array(rack_of)
+
+    def look(between):
+        return np.where(across, between, 37e6) * rng.uniform(0.97, 1.03, (num, num)) * (1 - np.eye(num))
+
+    own = 18e6 * 10 ** rng.uniform(-0.5, 0.0, (num, num))
+    assert infer_racks(NAMES[:num], look(own), look(own)) == ()
+    shared = [look(18e6 * 10 ** rng.uniform(-1.0, 0.0, (num, num))) for _ in range(2)]
+    assert infer_racks(NAMES[:num], shared[0]) == () or rack_of != [0, 1, 0, 1, 0, 1]
+    assert {rack.hosts for rack in infer_racks(NAMES[:num], *shared)} == {
+        tuple(name for name, its in zip(NAMES, rack_of, strict=False) if its == k) for k in (0, 1)
+    }
+
+
+def test_the_rate_of_an_uplink_is_that_of_streams_alone_on_it_where_others_were_counted_twice():
+    """MB/s as seen on emulated hosts: 18.7 is true, and streams at once had 40 in sum, one after another."""
+    first = [
+        *([0, 36.6, 37.3, 8.2, 18.1, 18.7], [37.3, 0, 37.5, 8.8, 5.8, 1.4], [37.2, 37.5, 0, 16.2, 12.4, 9.3]),
+        *([6.2, 18.7, 18.6, 0, 37.5, 37.4], [18.9, 18.8, 6.9, 37.5, 0, 37.2], [18.7, 7.5, 17.3, 38, 36.8, 0]),
+    ]
+    racks = infer_racks(NAMES[:6], np.array(first) * 1e6)
+    assert [rack.hosts for rack in racks] == [("h0", "h1", "h2"), ("h3", "h4", "h5")]
+    rates = [rate for rack in racks for rate in (rack.send_bytes_per_s, rack.receive_bytes_per_s)]
+    assert rates == pytest.approx([18.7e6] * 4, rel=0.02)

@@ -3,11 +3,12 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
-from pliant.comm import Comm
+from pliant.comm import Comm, broadcast_text
 from pliant.comm.small_gather import gather_small
 from pliant.netmodel import Overheads
 from pliant.network.cores import count_cpus
@@ -23,7 +24,7 @@ from pliant.network.inference import (
     topology_from,
 )
 from pliant.network.probing import least_stream_s, provenance_of
-from pliant.network.rack_inference import infer_racks, within_racks
+from pliant.network.rack_inference import infer_racks, near_groups, within_racks
 from pliant.network.rank_facts import starts_slowly
 from pliant.network.rank_places import ask_hosts, ranks_of_hosts
 from pliant.network.streams import half_trips_s, measure_throughput
@@ -87,10 +88,11 @@ def look_at_links(
     where these have filled the links, or else that of the slowest stream. They have not where a stream is faster by
     more than a quarter, and where latency was more than a tenth of a message's time. Where hosts are not even, each
     sends to others in turn, in up to five rounds: up to six hosts these are all pairs. Groups of hosts between which
-    streams share one rate are racks (`infer_racks`). Else streams that limits of hosts do not explain have a second
-    try, if they are few, in up to two rounds. Then hosts have the rates of their own best streams, and slower pairs a
-    link; where a quarter of the pairs are slower, each has a path of its own, and hosts carry as much as all their
-    pairs together. Pairs without a stream have the rates of their hosts.
+    streams share one rate are racks (`infer_racks`); where groups show, but no rate that they share, all rounds
+    have a second try, which tells. Else streams that limits of hosts do not explain have one, if they are few, in up to
+    two rounds. Then hosts have the rates of their own best streams, and slower pairs a link; where a quarter of the
+    pairs are slower, each has a path of its own, and hosts carry as much as all their pairs together. Pairs without a
+    stream have the rates of their hosts.
 
     Args:
         comm: Ranks, over Gloo.
@@ -145,7 +147,7 @@ def _look(
         """Return the rates from each host to the one so many before it."""
         return streams([((k + shift) % size, k) for k in range(size)])
 
-    alone, shifts = shifted(1), [1]
+    alone, shifts, racks = shifted(1), [1], ()
     seen = alone[alone > 0]
     is_even, is_full = float(seen.max()) <= _EVEN * float(seen.min()), False
     if is_even:
@@ -155,11 +157,13 @@ def _look(
         alone = np.where(np.eye(size, dtype=bool), 0.0, rate if is_full else float(seen.min()))
     else:
         shifts = np.unique(np.linspace(1, size - 1, min(size - 1, _MOST_SHIFTS)).round().astype(int)).tolist()
-        alone = np.max([alone, *(shifted(shift) for shift in shifts[1:])], axis=0)
-    racks = infer_racks(names, alone)
-    if not (is_even or racks):  # streams of racks hang together, and change with each other
+        alone = np.max([alone, *map(shifted, shifts[1:])], axis=0)
+        racks = infer_racks(names, alone)
+        if _told(comm, not racks and bool(near_groups(alone))):
+            racks = infer_racks(names, alone, np.max([*map(shifted, shifts)], axis=0))
         usual = rates_by_hosts(alone)
-        for ways in split_into_rounds(odd_streams(alone, usual), _SECOND_LOOKS):
+        odd = _told(comm, [] if racks else odd_streams(alone, usual))  # streams of racks change with each other
+        for ways in split_into_rounds([(i, j) for i, j in odd], _SECOND_LOOKS):
             alone = more_usual(alone, streams(ways), usual)
     slowest = format_bytes(float(alone[alone > 0].min()))
     told = "in the messages of training" if is_full else "at least"
@@ -170,3 +174,8 @@ def _look(
     topology = topology_from(names, num_ranks, alone[None], alone, latencies_s, provenance, crowd)
     topology = replace(topology, racks=racks, connections=max(1, connections))
     return topology, is_even or len(shifts) == size - 1
+
+
+def _told(comm: Comm, finding: Any) -> Any:
+    """Return what the first rank has found, which others may not: processors differ in the last bit of a logarithm."""
+    return json.loads(broadcast_text(json.dumps(finding), comm))
