@@ -11,8 +11,8 @@ from pliant.spec import Rack
 __all__ = ["infer_racks", "near_groups", "within_racks"]
 
 _SHARING = -0.25
-"""Slope of the logarithm of a stream's rate over that of the number of streams at once, above which they share nothing:
-it is -1 where they share an uplink evenly, and 0 where each has a path of its own."""
+"""Slope of the logarithm of a stream's rate over that of the number of streams at once, above which they share nothing.
+It is -1 where they share an uplink evenly, and 0 where each has a path of its own."""
 _CHANGE, _MOST_CHANGED = 0.25, 1 / 3
 """Part by which a second try of a stream differs, and share of streams whose second try does, from which on they share
 something: on emulated hosts it was 0.7 to 0.9 of streams through one queue, and none of those on paths of their own."""
