@@ -169,7 +169,8 @@ def odd_streams(pairs: Matrix, usual: Matrix) -> list[Pair]:
 
     """
     off = _off(pairs, usual)
-    odd = sorted(map(tuple, np.argwhere(off > math.log1p(_ODD)).tolist()), key=lambda pair: -off[pair])
+    odd: list[Pair] = [(int(i), int(j)) for i, j in np.argwhere(off > math.log1p(_ODD))]
+    odd.sort(key=lambda pair: -off[pair])
     return [] if len(odd) > _MOST_ODD * np.count_nonzero(pairs) else odd
 
 

@@ -36,14 +36,14 @@ def infer_racks(names: Sequence[str], *looks: Matrix) -> tuple[Rack, ...]:
 
     """
     groups = near_groups(looks[0])
-    if len(looks) > 1 and groups and not _change(*looks, groups):
+    if len(looks) > 1 and groups and not _change(looks[0], looks[1], groups):
         return ()
     found: list[Rack] = []
     for k, hosts in enumerate(groups):
         up, down = (_uplink(each, hosts) for each in (looks, [look.T for look in looks]))
         if not up or not down:
             return ()
-        its = tuple(names[host] for host in hosts.tolist())
+        its = tuple(names[int(host)] for host in hosts)
         found.append(Rack(name=f"rack{k}", hosts=its, send_bytes_per_s=up, receive_bytes_per_s=down))
     return tuple(found)
 
