@@ -108,7 +108,8 @@ def test_streams_of_a_second_look_tell_uneven_shares_from_paths_of_their_own(rac
     own = 18e6 * 10 ** rng.uniform(-0.5, 0.0, (num, num))
     assert infer_racks(NAMES[:num], look(own), look(own)) == ()
     shared = [look(18e6 * 10 ** rng.uniform(-1.0, 0.0, (num, num))) for _ in range(2)]
-    assert infer_racks(NAMES[:num], shared[0]) == () or rack_of != [0, 1, 0, 1, 0, 1]
+    if rack_of == [0, 1, 0, 1, 0, 1]:  # always as many leave a rack
+        assert infer_racks(NAMES[:num], shared[0]) == ()
     assert {rack.hosts for rack in infer_racks(NAMES[:num], *shared)} == {
         tuple(name for name, its in zip(NAMES, rack_of, strict=False) if its == k) for k in (0, 1)
     }

@@ -61,7 +61,7 @@ def _results(pipes: list[Any], processes: list[Any], limit_s: float, missing: Co
             try:
                 error, results[rank] = pipe.recv()
             except EOFError:
-                processes[rank].join()
+                processes[rank].join(limit_s)
                 ended = f"it has ended without a result, with exit code {processes[rank].exitcode}"
                 error, results[rank] = "" if rank in missing else ended, None
             assert not error, f"rank {rank}:\n{error}"

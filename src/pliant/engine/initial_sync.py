@@ -57,6 +57,8 @@ def broadcast_differing(tensors: Iterable[Tensor], comm: Comm, device: torch.dev
 
     A model that DDP has wrapped, or that all ranks have loaded from one checkpoint, is equal, and so is not sent again.
     """
+    if comm.size == 1:
+        return
     every = list(tensors)
     rows = gather_numbers(tensor_hashes(every).tolist(), comm, device)
     differ = [len(set(hashes)) > 1 for hashes in zip(*rows, strict=True)]

@@ -158,11 +158,12 @@ def _look(
     else:
         shifts = np.unique(np.linspace(1, size - 1, min(size - 1, _MOST_SHIFTS)).round().astype(int)).tolist()
         alone = np.max([alone, *map(shifted, shifts[1:])], axis=0)
-        racks = infer_racks(names, alone)
-        if _told(comm, not racks and bool(near_groups(alone))):
+        racks, usual = infer_racks(names, alone), rates_by_hosts(alone)
+        odd = [] if racks else odd_streams(alone, usual)  # streams of racks change with each other
+        unclear, odd = _told(comm, [not racks and bool(near_groups(alone)), odd])
+        if unclear:
             racks = infer_racks(names, alone, np.max([*map(shifted, shifts)], axis=0))
-        usual = rates_by_hosts(alone)
-        odd = _told(comm, [] if racks else odd_streams(alone, usual))  # streams of racks change with each other
+            odd = _told(comm, [] if racks else odd)
         for ways in split_into_rounds([(i, j) for i, j in odd], _SECOND_LOOKS):
             alone = more_usual(alone, streams(ways), usual)
     slowest = format_bytes(float(alone[alone > 0].min()))

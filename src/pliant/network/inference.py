@@ -14,6 +14,7 @@ __all__ = [
     "have_own_paths",
     "host_delays",
     "host_rates",
+    "log_distance",
     "more_usual",
     "odd_streams",
     "outlier_streams",
@@ -168,7 +169,7 @@ def odd_streams(pairs: Matrix, usual: Matrix) -> list[Pair]:
         None where more than a third of the streams are odd: there pairs are what limits them.
 
     """
-    off = _off(pairs, usual)
+    off = log_distance(pairs, usual)
     odd: list[Pair] = [(int(i), int(j)) for i, j in np.argwhere(off > math.log1p(_ODD))]
     odd.sort(key=lambda pair: -off[pair])
     return [] if len(odd) > _MOST_ODD * np.count_nonzero(pairs) else odd
@@ -183,10 +184,10 @@ def more_usual(pairs: Matrix, again: Matrix, usual: Matrix) -> Matrix:
         usual: From `rates_by_hosts`.
 
     """
-    return np.where((again > 0) & (_off(again, usual) < _off(pairs, usual)), again, pairs)
+    return np.where((again > 0) & (log_distance(again, usual) < log_distance(pairs, usual)), again, pairs)
 
 
-def _off(pairs: Matrix, usual: Matrix) -> Matrix:
+def log_distance(pairs: Matrix, usual: Matrix) -> Matrix:
     """Return how far the logarithms of rates are from usual ones, (hosts, hosts); 0 where there was no stream."""
     return np.where(pairs > 0, np.abs(np.log(np.where(pairs > 0, pairs, 1.0) / usual)), 0.0)
 
