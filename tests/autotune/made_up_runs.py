@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pliant.autotune import measurements, monitor, plan_search, prospects, searches, trials
+from pliant.autotune import measurements, monitor, plan_search, searches, trials
 from pliant.autotune.recall import recall
 from pliant.autotune.tuner import AutoTuner
 from pliant.engine.plan_resolution import resolve_plan
@@ -102,9 +102,8 @@ class Sky:
 
     def fly(self, auto, comm, num_steps):
         first_s = self.step_s(self.plan)
-        observed = SimpleNamespace(
-            done=True, blind=False, step_s=first_s, workload=lambda comm: WORKLOAD, close=lambda: None
-        )
+        observed = SimpleNamespace(done=True, blind=False, step_s=first_s, workload=lambda comm: WORKLOAD)
+        observed.close = observed.end_step = lambda: None
         flight = self.tuner = AutoTuner(self, auto, observed, comm, recall(self.model, self.optimizer, auto, comm))
         for _ in range(num_steps):
             self.clock.mine.now_s += self.step_s(self.plan)
@@ -136,7 +135,6 @@ class Remembering(CostFeatures):
 def few(monkeypatch):
     """Predict few plans, for runs of which only the end counts."""
     monkeypatch.setattr(searches, "_SAMPLES", 12)
-    monkeypatch.setattr(prospects, "_CANDIDATES", 2)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 import pliant
 from autotune.made_up_runs import FAST, SLOW, Sky, clock, few, network, simulated
-from pliant.autotune import plan_search, searches, tuner
+from pliant.autotune import plan_search, searches
 from pliant.autotune.short_searches import ShortSearches
 from pliant.autotune.trials import TrialRunner
 from pliant.comm import run_world
@@ -136,9 +136,9 @@ def fails(*_, **__):
     raise ArithmeticError("broken")
 
 
-@pytest.mark.parametrize("where", ["look_ahead", "Space", "CostFeatures", "challenge_steps"])
+@pytest.mark.parametrize("where", ["Space", "CostFeatures", "challenge_steps"])
 def test_a_search_that_fails_on_the_first_rank_ends_no_run(clock, noted, monkeypatch, where):
-    whose = {"look_ahead": tuner, "challenge_steps": searches}.get(where, plan_search)
+    whose = searches if where == "challenge_steps" else plan_search
     works = getattr(whose, where)
     monkeypatch.setattr(whose, where, lambda *a, **k: (fails if clock.mine.sky.steps > 250 else works)(*a, **k))
     done = flown(clock, lambda step: FAST if step < 300 else SLOW, 500)

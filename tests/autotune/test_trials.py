@@ -11,7 +11,7 @@ from torch import nn
 import pliant
 from models import batch, new_ddp, train, weights
 from pliant.algorithms.plans import plan_of
-from pliant.autotune import measurements, plan_search, tuner
+from pliant.autotune import measurements, plan_search, searches, tuner
 from pliant.autotune.trials import TrialRunner
 from pliant.codecs import Qsgd
 from pliant.engine.curvature_monitor import CurvatureMonitor
@@ -232,6 +232,7 @@ def asking(monkeypatch):
         return SearchResult(best=ASKED[1], trials=tuple(trials), stopped="")
 
     monkeypatch.setattr(plan_search.PlanSearch, "_search", search)
+    monkeypatch.setattr(searches.Searches, "gain", lambda *_: 2.0)
     return refused
 
 
@@ -357,6 +358,7 @@ def test_what_is_not_known_of_a_training_is_not_tried(monkeypatch, kind, optimiz
         return SearchResult(best=trial.genes, trials=(trial,), stopped="")
 
     monkeypatch.setattr(plan_search.PlanSearch, "_search", search)
+    monkeypatch.setattr(searches.Searches, "gain", lambda *_: 2.0)
     monkeypatch.setattr(tuner, "_ENOUGH_S", 0.0)
 
     def body(place):

@@ -13,7 +13,7 @@ from autotune.made_up_runs import few
 from engine.kinds import KINDS, loss_of
 from models import new_ddp, train, weights
 from planner.examples import WORKLOAD
-from pliant.autotune import measurements, monitor, searches, trials, tuner
+from pliant.autotune import measurements, monitor, plan_search, searches, trials, tuner
 from pliant.network import rank_places
 from pliant.planner import OWN_EXCHANGE, Gene
 from pliant.profiling.observe import Observation
@@ -187,14 +187,15 @@ def test_nothing_is_tried_where_nothing_is_predicted_to_pay(monkeypatch):
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
         with pliant.relax(ddp, optimizer, auto, timeout_s=20) as run:
             train(ddp, optimizer, place.rank, [step % 2 for step in range(12)])
-            return run.plan.hash, run.tuner.choice, run.tuner.explanation
+            ahead = run.tuner.prospects
+            return ahead and ahead.text, run.plan.hash, run.tuner.choice, run.tuner.explanation
 
-    (plan, choice, text), *others = pliant.run_world(2, body)
+    (ahead, plan, choice, text), *others = pliant.run_world(2, body)
     assert tried == []
     assert plan == OWN_EXCHANGE[False].plan("auto").hash
     assert (choice.adopted, choice.gains, choice.steps_ratio) == (False, (), 1.0)
     assert "none of the others is predicted to pay, so that none was tried" in text
-    assert text.count("risk: ") >= 3  # the frontier, whatever the quality
+    assert ahead.count("risk: ") >= 3  # the frontier, whatever the quality
     assert all(text == other for *_, other in others)
 
 
@@ -240,8 +241,8 @@ def test_a_plan_is_chosen_for_parameters_of_every_kind(kind, monkeypatch):
 
 @pytest.mark.parametrize("equal_weights", [True, False])
 def test_plans_that_leave_ranks_apart_are_not_tried_where_weights_must_be_equal(equal_weights, monkeypatch):
-    asked, look = [], tuner.look_ahead
-    monkeypatch.setattr(tuner, "look_ahead", lambda *given: asked.append(given[3]) or look(*given))
+    asked, space = [], plan_search.Space
+    monkeypatch.setattr(plan_search, "Space", lambda *given: asked.append(given[2]) or space(*given))
     auto = pliant.Auto(quality=1.5, watch=False, equal_weights=equal_weights, least_gain=1e6, **QUICK)
     pliant.run_world(2, lambda place: flown(place, auto, 9000, until_chosen=True))
     assert [quality.admits(Gene("local", {"every": 2})) for quality in asked] == [not equal_weights]

@@ -20,6 +20,7 @@ __all__ = [
     "holds_on_all",
     "share_finalists",
     "share_number",
+    "share_numbers",
     "share_request",
     "slowest_s",
 ]
@@ -50,9 +51,14 @@ def slowest_s(comm: Comm, mine_s: Sequence[float]) -> list[float]:
 
 def share_number(comm: Comm, mine: float) -> float:
     """Return the first rank's number on all ranks. Collective."""
-    number = torch.tensor([mine], dtype=torch.float64)
-    comm.broadcast(number, 0).wait()
-    return float(number)
+    return share_numbers(comm, [mine])[0]
+
+
+def share_numbers(comm: Comm, mine: Sequence[float]) -> list[float]:
+    """Return the first rank's numbers on all ranks. Collective."""
+    numbers = torch.tensor(mine, dtype=torch.float64)
+    comm.broadcast(numbers, 0).wait()
+    return numbers.tolist()
 
 
 def share_request(

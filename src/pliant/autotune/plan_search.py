@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from pliant.autotune.coordination import advance_search, share_finalists, share_number, share_request
+from pliant.autotune.coordination import advance_search, share_finalists, share_numbers, share_request
 from pliant.autotune.finalists import Finalist, PlanDecision, select_finalists
 from pliant.autotune.options import Auto
 from pliant.autotune.recall import Conditions, Recalled
@@ -74,19 +74,25 @@ class PlanSearch:
         known = self.conditions
         return partial(scheduled_plan, workload=known.workload, topology=known.topology, overheads=known.overheads)
 
-    def try_plans(self, *, pays: bool) -> Steps[SearchResult | None]:
+    def try_plans(self, pays: Callable[[float], bool]) -> Steps[SearchResult | None]:
         """Try the plans that the first rank asks for; return the result of the search there, and None elsewhere.
 
         The last one stays in force, on trial: it is often the one that is kept, and to leave it costs a mean of weights
         where ranks are apart.
 
         Args:
-            pays: Whether a plan is predicted to pay, on the first rank; nothing is tried otherwise.
+            pays: Told on the first rank how many times sooner than torch's own exchange the first plan, or that in
+                force, is predicted to get to the same accuracy. Nothing is tried if it says no. A known plan comes
+                first, whatever is predicted.
 
         """
         most = self.auto.max_trials if self.anew else min(_AGAIN_TRIALS, self.auto.max_trials)
-        asking = self._search(most) if pays and self.comm.rank == 0 else None
+        asking = self._search(most) if self.comm.rank == 0 else None
         asked, found = advance_search(asking, None)
+        if not self.is_known and (asked or found):
+            first = self.in_force.genes if asked is None else asked[0]
+            if not pays(self.searches.gain(first, self.in_force, self.exact, self.quality)):
+                asked, found = None, None
         number = 0
         while (wanted := share_request(self.comm, asked, self.plan_of)) is not None:
             number += 1
@@ -128,18 +134,20 @@ class PlanSearch:
         known = {self.plan_of(trial.genes).hash: trial.genes for trial in best_found}
         rivals = [each for each in shared if each.plan.hash != exact.hash]
         kept = shared[0] if shared else Finalist(exact, True, 1.0, math.nan)
+        searches, has_tried = self.searches, self._tried_exact(found) is not None
+        mine = [float(has_tried), self._own_s(found), self._exact_s(found), searches.elapsed_s, searches.leaving_s]
+        has_tried, own_s, exact_s, elapsed_s, leaving_s = share_numbers(self.comm, mine)
         if self.is_known:
-            return self._decide_untimed(found, kept, known.get(kept.plan.hash, self.exact))
+            return self._decide_untimed(own_s, kept, known.get(kept.plan.hash, self.exact))
         if not rivals:
             return PlanDecision(kept, self.exact, expected_s=kept.tried_s)
         first = rivals[0]
-        if self.resumes or share_number(self.comm, float(not self.anew and self._tried_exact(found) is not None)):
-            return self._decide_untimed(found, first, known.get(first.plan.hash, self.exact))
-        exact_s = share_number(self.comm, self._exact_s(found))
+        if self.resumes or (has_tried and not self.anew):
+            return self._decide_untimed(own_s, first, known.get(first.plan.hash, self.exact))
         is_hopeless = exact_s > _HOPELESS * first.tried_s * first.ratio
-        most_turns = self._most_turns(rivals, exact_s, with_exact=not is_hopeless)
+        most_turns = self._most_turns(rivals, exact_s, elapsed_s, leaving_s, with_exact=not is_hopeless)
         if (is_hopeless and len(rivals) == 1) or most_turns < 1:
-            return self._decide_untimed(found, first, known.get(first.plan.hash, self.exact))
+            return self._decide_untimed(own_s, first, known.get(first.plan.hash, self.exact))
         others = "" if is_hopeless else f" with {exact_name}"
         self.say(f"auto is still searching: the best {len(rivals)} take turns{others}.")
         self.end_trial()
@@ -179,13 +187,12 @@ class PlanSearch:
         kept_s = times_s.get(kept, expected_s)
         self.recalled.write(found, kept, kept_s, self.conditions, fitted, self.quality, complete=complete)
 
-    def explain(self, found: SearchResult | None, decision: PlanDecision, ahead: str) -> str:
+    def explain(self, found: SearchResult | None, decision: PlanDecision) -> str:
         """Return the paragraph on a decision, with what was predicted and seen of each plan; the same on all ranks.
 
         Args:
             found: Result of the search, on the first rank.
             decision: On all ranks.
-            ahead: Text of the frontier.
 
         """
         best, exact = decision.best, self.exact.plan("auto")
@@ -200,7 +207,7 @@ class PlanSearch:
             found=found,
             predicted=decision.predicted,
         )
-        lines = [" ".join(filter(None, (why, self.quality.sentence))), ahead]
+        lines = [" ".join(filter(None, (why, self.quality.sentence)))]
         if found is not None and found.predicted_s:
             lines.append(plans_text(found.trials, found.predicted_s))
         return broadcast_text("\n".join([*lines, *self.recalled.notes]), self.comm)
@@ -210,25 +217,25 @@ class PlanSearch:
         before = self.recalled.experience if self.is_known else None
         return self.in_force if before is None else next(t for t in found.trials if t.genes == before.kept)
 
-    def _decide_untimed(self, found: SearchResult | None, best: Finalist, genes: Genome) -> PlanDecision:
+    def _decide_untimed(self, exact_s: float, best: Finalist, genes: Genome) -> PlanDecision:
         """Keep the best without a turn against exact training, whose time is known, or predicted, without one."""
-        exact_s = share_number(self.comm, self._own_s(found))
         if best.plan.hash == self.exact.plan("auto").hash:
             return PlanDecision(best, self.exact, expected_s=best.tried_s)
         gains = (exact_s / (best.tried_s * best.ratio),)
         return PlanDecision(best, genes, gains, True, best.tried_s, predicted=True)
 
-    def _most_turns(self, rivals: Sequence[Finalist], exact_s: float, *, with_exact: bool) -> float:
+    def _most_turns(
+        self, rivals: Sequence[Finalist], exact_s: float, elapsed_s: float, leaving_s: float, *, with_exact: bool
+    ) -> float:
         """Return how many turns there is room for: by steps and time, at first at least one; by means of weights."""
         timed = [(rival.plan, rival.tried_s) for rival in rivals]
         known_s = max(s for _, s in timed) if math.isnan(exact_s) else exact_s
         timed += [(self.exact.plan("auto"), known_s)] if with_exact else []
         num_steps = sum(self.trials.num_steps(plan) for plan, _ in timed)
         turn_s = sum(self.trials.num_steps(plan, step_s) * step_s for plan, step_s in timed)
-        left_s = share_number(self.comm, self.most_s - self.searches.elapsed_s)
-        leaving_s = self.searches.leaving_s * sum(rival.plan.exchanges_weights for rival in rivals)
-        means = share_number(self.comm, _LEAVING * self.searches.elapsed_s / leaving_s if leaving_s else math.inf)
-        room = min(self.steps_left() / num_steps, left_s / turn_s)  # `//` makes NaN of infinity
+        leaving_s *= sum(rival.plan.exchanges_weights for rival in rivals)
+        means = _LEAVING * elapsed_s / leaving_s if leaving_s else math.inf
+        room = min(self.steps_left() / num_steps, (self.most_s - elapsed_s) / turn_s)  # `//` makes NaN of infinity
         return min(max(float(self.anew), room), means)
 
     def _exact_s(self, found: SearchResult | None) -> float:

@@ -11,7 +11,7 @@ from pliant.autotune.monitor import MonitorResult, StepMonitor
 from pliant.autotune.options import Auto
 from pliant.autotune.plan_in_force import PlanInForce
 from pliant.autotune.plan_search import PlanSearch
-from pliant.autotune.prospects import Prospects, look_ahead
+from pliant.autotune.prospects import Prospects
 from pliant.autotune.recall import Conditions, Recalled
 from pliant.autotune.rejected import UNDONE
 from pliant.autotune.searches import Searches
@@ -207,10 +207,15 @@ class AutoTuner(PlanInForce):
         measured = self._measured
         conditions = Conditions(workload, topology, measured.overheads, rate, knows_links=measured.is_complete)
         search = self._new_search(conditions, in_force, result, is_known=is_known)
-        looks = self._comm.rank == 0 and not is_known  # a known plan comes first, whatever is predicted
-        self.prospects = self._look_ahead(search) if looks else None
-        pays = self.prospects is not None and self._auto.pays(self.prospects.gain, in_force.step_s, began)
-        found = yield from search.try_plans(pays=pays or is_known)
+        self.prospects = None
+
+        def pays(gain: float) -> bool:
+            self.prospects = Prospects(
+                gain=gain, conditions=conditions, quality=search.quality, seed=self._auto.seed
+            )
+            return self._auto.pays(gain, in_force.step_s, began)
+
+        found = yield from search.try_plans(pays)
         if is_known and not holds_on_all(self._comm, search.holds(found)):
             self._recalled.note("Its plan took another time than then, or failed, so that all was measured anew.")
             self.end_trial()
@@ -227,7 +232,7 @@ class AutoTuner(PlanInForce):
         if failure := self._guard.begin(chosen):
             self._note_fallback(chosen, failure)
             decision = replace(decision, gains=(), adopted=False, expected_s=math.nan)
-        why = search.explain(found, decision, "" if self.prospects is None else self.prospects.text)
+        why = search.explain(found, decision)
         self.choice = decision.choice(self._exact.plan("auto"), 0 if found is None else len(found.trials))
         step_s = decision.expected_s
         if result is None and not decision.adopted and math.isnan(step_s):
@@ -265,14 +270,3 @@ class AutoTuner(PlanInForce):
             say=self._say,
             end_trial=self.end_trial,
         )
-
-    def _look_ahead(self, search: PlanSearch) -> Prospects | None:
-        """Return the predictions, on the first rank; None if they fail, since training goes on without them."""
-        given, seed = search.conditions, self._auto.seed
-        try:
-            return look_ahead(
-                given.workload, given.topology, given.overheads, search.quality, self._exact, search.in_force, seed
-            )
-        except Exception as error:  # noqa: BLE001  on this rank alone, while the others wait for its wishes
-            _log.warning("auto tries no plan, since nothing could be predicted: %s: %s.", type(error).__name__, error)
-            return None

@@ -73,6 +73,7 @@ def watch_first_steps(
     first = None
     while True:
         yield
+        observation.end_step()  # whose own hook comes after the run's
         if observation.done:  # its hooks go by themselves
             break
         first = run.stats() if first is None else first

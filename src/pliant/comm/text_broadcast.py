@@ -1,17 +1,21 @@
 """Broadcast of a text from one rank to all."""
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from pliant.comm.base import Comm
 
 __all__ = ["broadcast_text"]
 
+_HEAD_BYTES = 2048
+
 
 def broadcast_text(text: str, comm: Comm, source: int = 0, *, device: torch.device | None = None) -> str:
     """Return one rank's text on every rank. Collective.
 
-    Phases: the length, 8 bytes, is broadcast, then the text in UTF-8.
+    Phases: 2048 bytes are broadcast, of which the first 8 are the length of the text in UTF-8, and then what has no
+    room in them. Most texts take one round trip so.
 
     Args:
         text: Text of the source; ignored on other ranks.
@@ -20,9 +24,20 @@ def broadcast_text(text: str, comm: Comm, source: int = 0, *, device: torch.devi
         device: Device of the comm's tensors; None: the CPU.
 
     """
-    raw = torch.from_numpy(np.frombuffer(text.encode() if comm.rank == source else b"", dtype=np.uint8).copy())
-    length = torch.tensor([len(raw)], dtype=torch.int64, device=device)
-    comm.broadcast(length, source).wait()
-    raw = raw.to(device) if comm.rank == source else torch.empty(int(length), dtype=torch.uint8, device=device)
-    comm.broadcast(raw, source).wait()
-    return raw.cpu().numpy().tobytes().decode()
+    raw = np.frombuffer(text.encode() if comm.rank == source else b"", dtype=np.uint8)
+    head = np.zeros(_HEAD_BYTES, dtype=np.uint8)
+    head[:8] = np.array([len(raw)], dtype="<i8").view(np.uint8)
+    room = _HEAD_BYTES - 8
+    head[8 : 8 + len(raw)] = raw[:room]
+    told = _broadcast(head, comm, source, device)
+    length = int(told[:8].view("<i8")[0])
+    if length <= room:
+        return told[8 : 8 + length].tobytes().decode()
+    rest = raw[room:] if comm.rank == source else np.empty(length - room, dtype=np.uint8)
+    return (told[8:].tobytes() + _broadcast(rest, comm, source, device).tobytes()).decode()
+
+
+def _broadcast(raw: npt.NDArray[np.uint8], comm: Comm, source: int, device: torch.device | None) -> npt.NDArray[np.uint8]:
+    shared = torch.from_numpy(raw.copy()).to(device)  # a string's own bytes cannot be written to
+    comm.broadcast(shared, source).wait()
+    return shared.cpu().numpy()

@@ -65,7 +65,7 @@ class Observation:
             model.register_forward_pre_hook(lambda *_: self._before_forward()),
             model.register_forward_hook(lambda _, __, output: self._after_forward(output)),
             optimizer.register_step_pre_hook(lambda *_: self._times.before_step()),
-            optimizer.register_step_post_hook(lambda *_: self._after_step()),
+            optimizer.register_step_post_hook(lambda *_: self.end_step()),
         ]
         self._sharded.wrap_waits(self._times.waiting)
         if not self._sharded.groups:
@@ -85,6 +85,20 @@ class Observation:
     def step_s(self) -> float:
         """Median time on this rank from the end of a step to that of the next, with all that it waits for."""
         return statistics.median(self._times.whole_s)
+
+    def end_step(self) -> None:
+        """End the step that the optimizer has made, as the hook of an observation does after it.
+
+        For the hooks of others, whose turn may be before its own. Nothing happens where that has ended the step already,
+        or where there was none, as when a GradScaler skips it.
+        """
+        if self.done or not self._times.is_in_step:
+            return
+        if not self._times.after_step(keep=self._warmup_steps <= self._taken < self._timed_until):
+            return
+        if self._taken >= self._timed_until:
+            self._shadow.end_step()
+        self._taken += 1
 
     def close(self) -> None:
         """Remove every hook; a second call does nothing."""
@@ -145,13 +159,6 @@ class Observation:
                 self._shadow.take(name, parameter.grad)
 
         return hook
-
-    def _after_step(self) -> None:
-        if self.done or not self._times.after_step(keep=self._warmup_steps <= self._taken < self._timed_until):
-            return
-        if self._taken >= self._timed_until:
-            self._shadow.end_step()
-        self._taken += 1
 
     def _open_comm(self) -> Comm:
         group = self._group

@@ -94,6 +94,11 @@ class StepTimer:
         if self._now.optimizer_from is None:
             self._now.optimizer_from = self._clock.now()
 
+    @property
+    def is_in_step(self) -> bool:
+        """Whether the optimizer's step has begun, and has not been marked as ended."""
+        return self._now.optimizer_from is not None
+
     def after_step(self, *, keep: bool) -> bool:
         """Mark the end of the step, and work its times out if they are to be kept; say if there was a backward."""
         now, end, self._now = self._now, self._clock.now(), _Step()
