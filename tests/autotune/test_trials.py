@@ -378,5 +378,5 @@ def test_what_is_not_known_of_a_training_is_not_tried(monkeypatch, kind, optimiz
     first, second = pliant.run_world(2, body)
     assert first == second
     assert asked == ([] if admitted is None else [admitted])
-    assert ("Only exact plans are considered" in first) == (optimizer == "AdamW")
+    assert ("Only exact plans and plans that were measured with it are considered" in first) == (optimizer == "AdamW")
     assert ("it could not see when backward begins" in first) == (kind == "odd")

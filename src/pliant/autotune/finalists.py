@@ -8,12 +8,12 @@ from pliant.autotune.summary import Choice
 from pliant.planner import Genome, Quality, SearchResult, Trial
 from pliant.spec import SyncPlan
 
-__all__ = ["Finalist", "PlanDecision", "select_finalists"]
+__all__ = ["LEAVE_ABOVE", "Finalist", "PlanDecision", "select_finalists"]
 
 _NEAR = 1.25
 """Largest time of a finalist over the least."""
-_LEAVE_ABOVE = 1.03
-"""Least gain, as a factor, for which the plan in force is left after a change: near ties do not alternate."""
+LEAVE_ABOVE = 1.03
+"""Least gain, as a factor, for which a plan that was timed is left for another: near ties do not alternate."""
 
 
 class Finalist(NamedTuple):
@@ -64,7 +64,7 @@ def select_finalists(found: SearchResult, in_force: Trial | None, quality: Quali
     sound = {t.genes: t for t in found.trials if t.status == "ok"}.values()
     cost_s = {t.genes: t.step_s * quality.factor(t.genes) for t in sound}
     least_s = min(cost_s.values())
-    if in_force is not None and cost_s.get(in_force.genes, math.inf) <= _LEAVE_ABOVE * least_s:
+    if in_force is not None and cost_s.get(in_force.genes, math.inf) <= LEAVE_ABOVE * least_s:
         return [in_force]
     best_first = sorted(sound, key=lambda t: cost_s[t.genes])
     return [t for t in best_first if cost_s[t.genes] <= _NEAR * least_s][:most]

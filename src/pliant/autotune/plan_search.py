@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from pliant.autotune.coordination import advance_search, share_finalists, share_numbers, share_request
-from pliant.autotune.finalists import Finalist, PlanDecision, select_finalists
+from pliant.autotune.finalists import LEAVE_ABOVE, Finalist, PlanDecision, select_finalists
 from pliant.autotune.options import Auto
 from pliant.autotune.recall import Conditions, Recalled
 from pliant.autotune.rejected import UNDONE, RejectedPlans
@@ -218,10 +218,12 @@ class PlanSearch:
         return self.in_force if before is None else next(t for t in found.trials if t.genes == before.kept)
 
     def _decide_untimed(self, exact_s: float, best: Finalist, genes: Genome) -> PlanDecision:
-        """Keep the best without a turn against exact training, whose time is known, or predicted, without one."""
+        """Keep the best, or exact training if it takes less, whose time is known, or predicted, without a turn."""
         if best.plan.hash == self.exact.plan("auto").hash:
             return PlanDecision(best, self.exact, expected_s=best.tried_s)
         gains = (exact_s / (best.tried_s * best.ratio),)
+        if LEAVE_ABOVE * gains[0] < 1 and not self.is_known:
+            return PlanDecision(best, self.exact, gains, False, exact_s, predicted=True)
         return PlanDecision(best, genes, gains, True, best.tried_s, predicted=True)
 
     def _most_turns(
