@@ -8,6 +8,9 @@ seeds, in which a training that did not reach the target counts as the most that
 setting and an optimizer is the median over tasks. The held-out check predicts each task's ratio by the median over the
 other tasks and prints the share of pairs (task, setting) within 10 %, with each optimizer and of all.
 
+A task with an optimizer counts if it can tell ratios at all: unbiased codes of 8 bits hardly change a gradient, so what
+their seeds differ by is noise. Where the largest of them is more than 1.5 times the least, nothing of it counts.
+
 Lines that name the size of the model, such as those of `benchmarks/local_steps/ratios.py`, make a row for each size,
 number of ranks and length. It needs one task with three seeds, and one seed that did not reach the target has no ratio.
 """
@@ -33,6 +36,8 @@ MOST_RATIO = 2.0
 """Ratio that a training which has not reached its target counts as: it would be at least this."""
 NEAR = 0.10
 TASKS, SEEDS = 3, 3
+CONTROL, MOST_NOISE = ("quantized", {"bits": 8}), 1.5
+"""Setting whose seeds show what a ratio's noise is, and the most that they may differ by."""
 Record = dict[str, Any]
 
 
@@ -46,6 +51,21 @@ class Cell(NamedTuple):
     steps: int = 0
     limit: float = MOST_RATIO
     """Ratio at which a training ended."""
+
+
+def noise_of(lines: Sequence[Record]) -> dict[tuple[str, str], float]:
+    """Return task and optimizer -> the largest ratio of the control's seeds over the least."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for line in lines:
+        if line["kind"] == "curve" and (line.get("family"), line.get("settings")) == CONTROL and line["ratio"]:
+            found[line["task"], line["optimizer"]].append(line["ratio"])
+    return {pair: max(ratios) / min(ratios) for pair, ratios in found.items()}
+
+
+def telling(lines: Sequence[Record]) -> list[Record]:
+    """Return the lines of tasks whose ratios are more than noise."""
+    noise = noise_of(lines)
+    return [line for line in lines if noise.get((line["task"], line["optimizer"]), 1.0) <= MOST_NOISE]
 
 
 def logs_of(lines: Sequence[Record]) -> dict[Cell, dict[str, list[float]]]:
@@ -150,8 +170,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds that a task needs")
     parser.add_argument("--write", action="store_true", help="write the planner's table")
     given = parser.parse_args(argv)
-    lines = [line for path in given.lines for line in read_records(path)]
+    every = [line for path in given.lines for line in read_records(path)]
+    lines = telling(every)
     print(report(lines, given.tasks, given.seeds))
+    for (task, optimizer), noise in sorted(noise_of(every).items()):
+        if noise > MOST_NOISE:
+            print(f"{task} with {optimizer} does not count: seeds of 8 bits differ by {noise:.2f} times.")
     if given.write:
         made = rows(lines, given.tasks, given.seeds)
         names = ", ".join(path.name for path in given.lines)

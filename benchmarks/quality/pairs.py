@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from fit import MOST_RATIO, NEAR, SEEDS, TASKS, Record, by_task, logs_of, read_records
+from fit import MOST_RATIO, NEAR, SEEDS, TASKS, Record, by_task, logs_of, read_records, telling
 from scipy.optimize import least_squares
 
 Who = tuple[str, str]
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("lines", type=Path, help="file that steps_ratio.py has written")
     parser.add_argument("--ranks", type=int, default=4)
     given = parser.parse_args()
-    lines = read_records(given.lines)
+    lines = telling(read_records(given.lines))
     known: Known = {}
     for cell, ratios in by_task(lines, SEEDS).items():
         if cell.ranks == given.ranks and len(ratios) >= TASKS:

@@ -101,15 +101,11 @@ class Links(Interfaces):
         busy_s, wire_s = times * self.overheads.wire_factor, rate_s * self.overheads.wire_factor
         uplinks = np.tile(loads.late_out.max(1, keepdims=True), 2 * len(self.up_s))
         last_s = (busy_s + np.concatenate([loads.late_out, loads.late_into, uplinks, loads.late_links], axis=1)).max(1)
-        inside, latency_s = (loads.inside * self.inside_factor).max(1), loads.around_s + repeat * (last_s - wire_s)
-        if not self.overheads.nccl:  # which has windows of its own
-            block_s = np.maximum(wire_s, inside / self.overheads.loopback_bytes_per_s)
-            latency_s = np.maximum(latency_s, repeat * (loads.turn_s - block_s / 2))
         return RoundTime(
             links=self,
             rate_s=repeat * rate_s,
-            loopback_bytes=repeat * inside,
-            latency_s=latency_s,
+            loopback_bytes=repeat * (loads.inside * self.inside_factor).max(1),
+            latency_s=loads.around_s + repeat * (last_s - wire_s),
             start_s=lost_s(self, loads.paths, busy_s, last_s, pause_s),
             staging_s=np.zeros(len(times)),
             num_messages=handled,

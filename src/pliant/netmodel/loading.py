@@ -17,7 +17,7 @@ from pliant.netmodel.messages import (
     Together,
 )
 from pliant.netmodel.paths import all_pairs, all_to_all, host_pairs
-from pliant.netmodel.rings import path_s, turn_s
+from pliant.netmodel.rings import lag_s, turn_s
 
 __all__ = ["Loading"]
 
@@ -62,7 +62,6 @@ class Loading:
             inside=np.diagonal(num_bytes, axis1=-2, axis2=-1),
             **self._late(np.minimum(flows, 1.0) * self._waits_s),
             around_s=np.zeros(1),
-            turn_s=np.zeros(1),
             paths=(all_pairs(links, between, flows, asks=self.asks),) if self.opening else (),
         )
 
@@ -85,16 +84,14 @@ class Loading:
             over = pairs[links.link_source * num_hosts + links.link_target]
             late_links = (over > 0) * self._waits_s[links.link_source, links.link_target] * (not messages.cyclic)
         up, down = (np.bincount(racks, crossing, num_racks)[:num_racks] for racks in (gives, takes))
-        late, around_s, trip_s = np.zeros((2, num_hosts)), 0.0, 0.0
-        if messages.cyclic:
-            around_s, trip_s = path_s(used * there_s, repeat), float(np.max(used * (there_s + back_s), initial=0.0))
-        else:
+        late = np.zeros((2, num_hosts))
+        if not messages.cyclic:
             for ends, longest_s in zip((source, target), late, strict=True):
                 np.maximum.at(longest_s, ends, used * (there_s + self.asks * back_s))
-        block_bytes = messages.num_bytes * share.max(initial=0.0)
+        out, into = np.bincount(source, share, num_hosts), np.bincount(target, share, num_hosts)
         return Loads(
-            out=size * np.bincount(source, share, num_hosts),
-            into=size * np.bincount(target, share, num_hosts),
+            out=size * out,
+            into=size * into,
             flows_out=np.bincount(source, used, num_hosts)[None].astype(np.float64),
             flows_into=np.bincount(target, used, num_hosts)[None].astype(np.float64),
             up=size * up if num_racks else np.zeros((len(size), 0)),
@@ -104,10 +101,38 @@ class Loading:
             late_out=sent * late[0],
             late_into=sent * late[1],
             late_links=sent * late_links,
-            around_s=np.where(sent[:, 0], around_s, 0.0),
-            turn_s=turn_s(block_bytes, len(share), trip_s, links.topology.connections),
+            around_s=self._lag_s(messages, repeat) if messages.cyclic and outside.any() else np.zeros(1),
             paths=(self._paths_of(messages, source * num_hosts + target, used),) if self.opening else (),
         )
+
+    def _lag_s(self, messages: PointToPoint, repeat: int) -> Floats:
+        """Return what rounds around a ring take beyond the busiest hop's time of each, (num_buckets,)."""
+        links, num_hosts, share = self.links, self.links.num_hosts, messages.share
+        source, target = links.host_of[messages.source], links.host_of[messages.target]
+        outside = source != target
+        own_s = links.out_s[source] * np.bincount(source, share * outside, num_hosts)[source]
+        own_s = np.maximum(own_s, links.in_s[target] * np.bincount(target, share * outside, num_hosts)[target])
+        delay_s, back_s = links.delay_s[target] * outside, links.delay_s[source] * outside
+        if len(links.link_s):
+            delay_s, back_s = links.delays_s[source, target], links.delays_s[target, source]
+            over, at = np.zeros(num_hosts * num_hosts), source * num_hosts + target
+            over[links.link_source * num_hosts + links.link_target] = links.link_s
+            own_s = np.maximum(own_s, over[at] * np.bincount(at, share, num_hosts * num_hosts)[at])
+        if num_racks := len(links.up_s):
+            gives, takes = links.rack_of[source], links.rack_of[target]
+            crossing = share * (gives != takes)
+            for rack, rack_s in ((gives, links.up_s), (takes, links.down_s)):
+                shared_s = rack_s * np.bincount(rack, crossing, num_racks)[:num_racks]
+                own_s = np.maximum(own_s, np.where(crossing > 0, shared_s[rack], 0.0))
+        costs = links.overheads
+        inside_s = np.bincount(source, share * ~outside, num_hosts) * links.inside_factor / costs.loopback_bytes_per_s
+        hops = np.stack([np.where(outside, costs.wire_factor * own_s, inside_s[source]), delay_s, delay_s + back_s])
+        if not np.ptp(hops, axis=1).any():
+            hops = hops[:, :1]  # all alike: one stands for all
+        hop_s, delay_s, trip_s = hops
+        num_bytes = messages.num_bytes[:, None]
+        waits_s = turn_s(num_bytes * share.max(), len(share), 0.0 if costs.nccl else trip_s, links.topology.connections)
+        return np.where(messages.num_bytes > 0, lag_s(num_bytes * hop_s, delay_s, waits_s, repeat), 0.0)
 
     def _paths_of(self, messages: PointToPoint, pairs: Ints, used: Floats) -> Paths:
         """Return the paths of messages between pairs of hosts, those of a pair together."""
@@ -161,7 +186,6 @@ class Loading:
             inside=inside,
             **late,
             around_s=np.zeros(1),
-            turn_s=np.zeros(1),
             paths=paths,
         )
 

@@ -51,14 +51,12 @@ class Loads:
     late_links: Floats
     """(num_buckets, num_links)"""
     around_s: Floats
-    """(num_buckets,): delay of the longest path around a ring, of all rounds; 0 of other messages."""
-    turn_s: Floats
-    """(num_buckets,): round trips for which the segments of a ring's block wait, see `rings`; 0 of other messages."""
+    """(num_buckets,): what all rounds around a ring take beyond the busiest hop, see `rings`; 0 of other messages."""
     paths: tuple[Paths, ...]
     """Empty where nobody has asked for them."""
 
 
-_LONGEST = ("late_out", "late_into", "late_links", "around_s", "turn_s")
+_LONGEST = ("late_out", "late_into", "late_links", "around_s")
 """Of sets of messages at once the longest counts, and of all else the sum."""
 
 

@@ -127,9 +127,10 @@ class _Ranks:
         if each.whole:
             return np.full(len(sent), sent.max() + each.whole)
         leaves = sent[:, None] if each.back is None else np.maximum(sent[:, None], sent + each.back)
-        self._links_free = np.maximum(self._links_free, each.sent * leaves) + each.links
+        begins = np.maximum(self._links_free, each.sent * leaves)
+        self._links_free = begins + (each.links if each.turns is None else each.turns)
         self._out_free = np.maximum(self._out_free, (each.out > 0) * sent) + each.out
-        arrival = (np.maximum(self._links_free, self._out_free[:, None]) + each.delays).max(0)
+        arrival = (np.maximum(begins + each.links, self._out_free[:, None]) + each.delays).max(0)
         if each.receives:  # a host's own interface lets its messages in one after another, as they come
             first = np.where(each.sent, sent[:, None], np.inf).min(0)
             comes = np.maximum(self._in_free, first) + each.into

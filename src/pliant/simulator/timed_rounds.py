@@ -26,6 +26,8 @@ class TimedRound:
 
     links: Floats
     """(num_ranks, num_ranks): of the link from row to column."""
+    turns: Floats | None = None
+    """(num_ranks, num_ranks): from when a link begins with one message until it can with the next; as `links` if None."""
     out: Floats
     """(num_ranks,): of what a host sends, and receives."""
     into: Floats
@@ -98,13 +100,13 @@ def _of_round(each: Round, index: int, context: SimulationContext) -> Sequence[T
         into = factor * (loads.into * links.in_s * shared(loads.flows_into))[0]
         found = replace(asked, links=factor * num_bytes * own_s, out=out, into=into)
         return [replace(found, back=None) if each.posted else found]
-    # Each host has one message out and one in. Segments wait for their round trip; the first ones that are added up,
-    # and gathered, for the word that somebody waits for them.
+    # Each host has one message out and one in. The next segments over a link wait for a round trip, and the first ones
+    # for the word that somebody waits for them; they arrive once they have passed the link.
     links_s = factor * num_bytes * np.maximum(own_s, np.maximum(links.out_s[:, None], links.in_s))
     trips_s = np.where(sent, links.delays_s + links.delays_s.T, 0.0)
     waits_s = turn_s(num_bytes.max(keepdims=True), context.num_ranks, trips_s, context.topology.connections)
-    asked = replace(asked, links=np.maximum(links_s, links_s / 2 + waits_s))
-    return [asked if k % (context.num_ranks - 1) == 0 else replace(asked, back=None) for k in range(each.repeat)]
+    asked = replace(asked, links=links_s, turns=np.maximum(links_s, links_s / 2 + waits_s))
+    return [asked, *[replace(asked, back=None)] * (each.repeat - 1)]
 
 
 def _parts_of(messages: _Messages, index: int) -> tuple[_Pairs, ...]:
