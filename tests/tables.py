@@ -161,6 +161,12 @@ ALGORITHMS = {name: node for name, node in ROWS.items() if not node.weights_may_
 BETWEEN_STEPS = {name: node for name, node in ROWS.items() if node.weights_may_diverge}
 """Algorithms that exchange weights, and let ranks differ between exchanges."""
 
+NETWORK_DECIDES = {
+    *("gossip-free", "choco-free", "async_average", "delayed_nesterov", "decoupled_diloco"),
+    *("halos", "halos-alone", "stale-free"),
+}
+"""Those whose ranks wait for nobody, so that no two runs are alike."""
+
 
 VARIANTS = {
     *("fp16", "qsgd", "qsgd4", "terngrad", "natural", "int4", "worker-only", "powersgd2", "blocktopk", "demo-mean"),

@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 from checks import Check, say_error
 from pair import run_pair
+from tables import NETWORK_DECIDES
 from training import EVERY, trained
 
 from algorithms import say_distance
@@ -12,8 +13,6 @@ __all__ = ["of_pair", "run"]
 
 _STEPS = 4
 _LIMIT_S = 85
-_UNORDERED = {"gossip-free", "async_average", "stale-free"}
-"""Those whose ranks wait for nobody: no two runs are alike, and each is only held to its end."""
 
 
 def run(device: str) -> None:
@@ -23,10 +22,10 @@ def run(device: str) -> None:
 def of_pair(device: str) -> None:
     for name in EVERY:
         dist.barrier()
-        if name not in _UNORDERED:
+        if name not in NETWORK_DECIDES:
             say_distance(name, lambda n=name: _weights(n, device), _weights(name, "cpu"))
             continue
-        try:
+        try:  # no two runs are alike, so that each is only held to its end
             held = bool(_weights(name, device).isfinite().all())
         except Exception as error:  # noqa: BLE001  whatever it is, it is said
             say_error(name, error)

@@ -15,19 +15,9 @@ import pliant
 from models import new_ddp, train, weights
 from pliant.engine.background_average import BackgroundAverage
 from pliant.engine.weight_exchange import WeightExchange
-from tables import ALGORITHMS, BETWEEN_STEPS, optimizer_for, sampled
+from tables import ALGORITHMS, BETWEEN_STEPS, NETWORK_DECIDES, optimizer_for, sampled
 
 EVERY_ALGORITHM = {**ALGORITHMS, **BETWEEN_STEPS}
-NETWORK_DECIDES = (
-    "gossip-free",
-    "choco-free",
-    "async_average",
-    "delayed_nesterov",
-    "decoupled_diloco",
-    "halos",
-    "halos-alone",
-    "stale-free",
-)
 RESUMED = [name for name in EVERY_ALGORITHM if name not in NETWORK_DECIDES]
 HOSTS = [[0], [1]]
 _one_at_a_time = threading.Lock()

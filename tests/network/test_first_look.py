@@ -93,6 +93,28 @@ def test_a_stream_that_fits_no_limits_of_hosts_has_a_second_try(monkeypatch):
     assert (link.source, link.target, link.bytes_per_s) == ("d", "b", pytest.approx(0.4 * RATE))
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_one_round_tells_whether_groups_of_hosts_need_a_second_look(monkeypatch, shared):
+    """Slow streams between two groups: on paths of their own they are what they were, through one queue they are not."""
+    tries, rng = Counter(), np.random.default_rng(0)
+    own = rng.uniform(0.1, 0.5, (6, 6))
+    again = own * np.exp(rng.choice([-0.5, 0.5], (6, 6)))
+
+    def measure(comm, to, came, duration_s):
+        tries.update((source, comm.rank) for source in came)
+        found = {}
+        for source in came:
+            part = again if shared and tries[source, comm.rank] > 1 else own
+            across = source % 2 != comm.rank % 2  # as many streams leave in each round, which shows nothing by itself
+            found[source] = 4 * RATE * (part[source, comm.rank] if across else 1.0) / WIRE
+        return found
+
+    view, _ = seen(monkeypatch, [4 * RATE] * 6, measure=measure)
+    assert sum(count > 1 for count in tries.values()) == (30 if shared else 6)
+    assert all((source - target) % 2 for (source, target), count in tries.items() if count > 1 and not shared)
+    assert [rack.hosts for rack in view.topology.racks] == ([("a", "c", "e"), ("b", "d", "f")] if shared else [])
+
+
 @pytest.mark.parametrize(("num", "rounds"), [(2, 1), (6, 5), (8, 5)])
 def test_up_to_six_hosts_all_pairs_are_seen(monkeypatch, num, rounds):
     view, _ = seen(monkeypatch, [(2 + k % 2) * RATE for k in range(num)])

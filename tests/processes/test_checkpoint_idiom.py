@@ -58,7 +58,10 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize(
     "what",
-    ["gossip", *(pytest.param(what, marks=pytest.mark.extended) for what in ("onebit", "owner", "streaming_diloco"))],
+    [
+        "gossip",
+        *(pytest.param(what, marks=pytest.mark.extended) for what in ("onebit", "sharded_optimizer", "streaming_diloco")),
+    ],
 )
 def test_resume_through_dcp_is_uninterrupted(tmp_path, what):
     """Also what ranks do not have in common: their optimizers, buffers, and the masks that dropout draws next."""

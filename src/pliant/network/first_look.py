@@ -24,7 +24,7 @@ from pliant.network.inference import (
     topology_from,
 )
 from pliant.network.probing import least_stream_s, provenance_of
-from pliant.network.rack_inference import infer_racks, near_groups, within_racks
+from pliant.network.rack_inference import has_changed, infer_racks, near_groups, rounds_between, within_racks
 from pliant.network.rank_facts import starts_slowly
 from pliant.network.rank_places import ask_hosts, ranks_of_hosts
 from pliant.network.streams import half_trips_s, measure_throughput
@@ -88,8 +88,9 @@ def look_at_links(
     where these have filled the links, or else that of the slowest stream. They have not where a stream is faster by
     more than a quarter, and where latency was more than a tenth of a message's time. Where hosts are not even, each
     sends to others in turn, in up to five rounds: up to six hosts these are all pairs. Groups of hosts between which
-    streams share one rate are racks (`infer_racks`); where groups show, but no rate that they share, all rounds
-    have a second try, which tells. Else streams that limits of hosts do not explain have one, if they are few, in up to
+    streams share one rate are racks (`infer_racks`); where groups show, but no rate that they share, the
+    round of most streams between groups has a second try, and if any of its streams has changed, all rounds have, which
+    tells. Else streams that limits of hosts do not explain have one, if they are few, in up to
     two rounds. Then hosts have the rates of their own best streams, and slower pairs a link; where a quarter of the
     pairs are slower, each has a path of its own, and hosts carry as much as all their pairs together. Pairs without a
     stream have the rates of their hosts.
@@ -160,9 +161,10 @@ def _look(
         alone = np.max([alone, *map(shifted, shifts[1:])], axis=0)
         racks, usual = infer_racks(names, alone), rates_by_hosts(alone)
         odd = [] if racks else odd_streams(alone, usual)  # streams of racks change with each other
-        unclear, odd = _told(comm, [not racks and bool(near_groups(alone)), odd])
-        if unclear:
-            racks = infer_racks(names, alone, np.max([*map(shifted, shifts)], axis=0))
+        groups = [] if racks else near_groups(alone)
+        order, odd = _told(comm, [rounds_between(groups, shifts) if groups else [], odd])
+        if order and _told(comm, has_changed(alone, again := shifted(order[0]), groups)):
+            racks = infer_racks(names, alone, np.max([again, *map(shifted, order[1:])], axis=0))
             odd = _told(comm, [] if racks else odd)
         for ways in split_into_rounds([(i, j) for i, j in odd], _SECOND_LOOKS):
             alone = more_usual(alone, streams(ways), usual)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pliant.network.inference import NOISE, Matrix, log_distance
 from pliant.spec import Rack
 
-__all__ = ["infer_racks", "near_groups", "within_racks"]
+__all__ = ["has_changed", "infer_racks", "near_groups", "rounds_between", "within_racks"]
 
 _SHARING = -0.25
 """Slope of the logarithm of a stream's rate over that of the number of streams at once, above which they share nothing.
@@ -36,7 +36,7 @@ def infer_racks(names: Sequence[str], *looks: Matrix) -> tuple[Rack, ...]:
 
     """
     groups = near_groups(looks[0])
-    if len(looks) > 1 and groups and not _change(looks[0], looks[1], groups):
+    if len(looks) > 1 and groups and _changed(*looks, groups).mean() <= _MOST_CHANGED:
         return ()
     found: list[Rack] = []
     for k, hosts in enumerate(groups):
@@ -66,6 +66,19 @@ def near_groups(rates: Matrix) -> list[NDArray[np.int64]]:
     return groups if is_whole else []
 
 
+def rounds_between(groups: Sequence[NDArray[np.int64]], shifts: Sequence[int]) -> list[int]:
+    """Return rounds, in which each host sends to the one so many before it, by how many streams leave a group."""
+    group_of = np.empty(sum(map(len, groups)), dtype=np.int64)
+    for k, hosts in enumerate(groups):
+        group_of[hosts] = k
+    return sorted(shifts, key=lambda shift: np.count_nonzero(group_of == np.roll(group_of, -shift)))
+
+
+def has_changed(first: Matrix, second: Matrix, groups: Sequence[NDArray[np.int64]]) -> bool:
+    """Say whether any stream between groups differs from what it was; 0 in the second look where there was none."""
+    return bool(_changed(first, second, groups).any())
+
+
 def within_racks(rates: Matrix) -> Matrix:
     """Return the rates of pairs that reach what both hosts can do; 0 for others."""
     return np.where(_are_near(rates), rates, 0.0)
@@ -77,13 +90,12 @@ def _are_near(rates: Matrix) -> NDArray[np.bool_]:
     return (near & near.T) | np.eye(len(rates), dtype=bool)
 
 
-def _change(first: Matrix, second: Matrix, groups: Sequence[NDArray[np.int64]]) -> bool:
-    """Say whether streams between groups differ from what they were."""
-    between = np.ones(first.shape, dtype=bool)
+def _changed(first: Matrix, second: Matrix, groups: Sequence[NDArray[np.int64]]) -> NDArray[np.bool_]:
+    """Return which streams between groups differ from what they were, of those that had a second try, (streams,)."""
+    between = second > 0
     for hosts in groups:
         between[np.ix_(hosts, hosts)] = False
-    changed = log_distance(second, np.where(between, first, 1.0))[between] > np.log1p(_CHANGE)
-    return bool(changed.mean() > _MOST_CHANGED)
+    return log_distance(second[between], first[between]) > np.log1p(_CHANGE)
 
 
 def _uplink(looks: Sequence[Matrix], hosts: NDArray[np.int64]) -> float:
