@@ -4,10 +4,10 @@ import torch
 import torch.distributed as dist
 from checks import Check, say_error
 from pair import run_pair
-from tables import NETWORK_DECIDES
 from training import EVERY, trained
 
 from algorithms import say_distance
+from tables import NETWORK_DECIDES
 
 __all__ = ["of_pair", "run"]
 

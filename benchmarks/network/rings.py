@@ -3,9 +3,9 @@
     python benchmarks/network/rings.py --out benchmarks/results/rings_2core_2026-11-29.jsonl
     python benchmarks/network/rings.py --out FILE --table
 
-Networks are even or not, with and without delays. Each line of the file is one network and one size: the median time of
-all-reduces with a pause before each, and the mean of some that follow one another. It is predicted by `Links`, and where
-hosts differ also with a clock of each rank, as a step that computes nothing.
+Networks are even or not, with and without delays. Each line of the file is one network and one size: the median time
+of all-reduces with a pause before each, and the mean of some that follow one another. It is predicted by `Links`, and as
+a step that computes nothing: where hosts differ each rank has a clock of its own there.
 """
 
 import argparse
@@ -99,7 +99,9 @@ def measure(lines: Lines, cell: str, job: Path) -> None:
     """Bring up a network, and keep what its ranks say."""
     job.write_text(json.dumps({"topology": to_json(CELLS[cell])}))
     with emulate_cluster(CELLS[cell], burst=BURST) as hosts:
-        run_ranks(hosts, str(Path(__file__)), ["--rank", str(job)], lambda line: lines.add({"cell": cell, **line, **place()}))
+        run_ranks(
+            hosts, str(Path(__file__)), ["--rank", str(job)], lambda line: lines.add({"cell": cell, **line, **place()})
+        )
 
 
 def table(lines: Lines) -> str:

@@ -95,7 +95,7 @@ def test_a_stream_that_fits_no_limits_of_hosts_has_a_second_try(monkeypatch):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_one_round_tells_whether_groups_of_hosts_need_a_second_look(monkeypatch, shared):
-    """Slow streams between two groups: on paths of their own they are what they were, through one queue they are not."""
+    """Slow streams between two groups are what they were on paths of their own, and others through one queue."""
     tries, rng = Counter(), np.random.default_rng(0)
     own = rng.uniform(0.1, 0.5, (6, 6))
     again = own * np.exp(rng.choice([-0.5, 0.5], (6, 6)))

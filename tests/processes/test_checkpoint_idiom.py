@@ -60,7 +60,10 @@ dist.destroy_process_group()
     "what",
     [
         "gossip",
-        *(pytest.param(what, marks=pytest.mark.extended) for what in ("onebit", "sharded_optimizer", "streaming_diloco")),
+        *(
+            pytest.param(what, marks=pytest.mark.extended)
+            for what in ("onebit", "sharded_optimizer", "streaming_diloco")
+        ),
     ],
 )
 def test_resume_through_dcp_is_uninterrupted(tmp_path, what):

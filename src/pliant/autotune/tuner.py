@@ -210,9 +210,7 @@ class AutoTuner(PlanInForce):
         self.prospects = None
 
         def pays(gain: float) -> bool:
-            self.prospects = Prospects(
-                gain=gain, conditions=conditions, quality=search.quality, seed=self._auto.seed
-            )
+            self.prospects = Prospects(gain=gain, conditions=conditions, quality=search.quality, seed=self._auto.seed)
             return self._auto.pays(gain, in_force.step_s, began)
 
         found = yield from search.try_plans(pays)

@@ -9,6 +9,7 @@ from pliant.comm.base import Comm
 __all__ = ["broadcast_text"]
 
 _HEAD_BYTES = 2048
+"""Bytes that are sent at once, whatever the text: on a long way they take no longer than few."""
 
 
 def broadcast_text(text: str, comm: Comm, source: int = 0, *, device: torch.device | None = None) -> str:
@@ -37,7 +38,9 @@ def broadcast_text(text: str, comm: Comm, source: int = 0, *, device: torch.devi
     return (told[8:].tobytes() + _broadcast(rest, comm, source, device).tobytes()).decode()
 
 
-def _broadcast(raw: npt.NDArray[np.uint8], comm: Comm, source: int, device: torch.device | None) -> npt.NDArray[np.uint8]:
+def _broadcast(
+    raw: npt.NDArray[np.uint8], comm: Comm, source: int, device: torch.device | None
+) -> npt.NDArray[np.uint8]:
     shared = torch.from_numpy(raw.copy()).to(device)  # a string's own bytes cannot be written to
     comm.broadcast(shared, source).wait()
     return shared.cpu().numpy()

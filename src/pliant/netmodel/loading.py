@@ -88,10 +88,9 @@ class Loading:
         if not messages.cyclic:
             for ends, longest_s in zip((source, target), late, strict=True):
                 np.maximum.at(longest_s, ends, used * (there_s + self.asks * back_s))
-        out, into = np.bincount(source, share, num_hosts), np.bincount(target, share, num_hosts)
         return Loads(
-            out=size * out,
-            into=size * into,
+            out=size * np.bincount(source, share, num_hosts),
+            into=size * np.bincount(target, share, num_hosts),
             flows_out=np.bincount(source, used, num_hosts)[None].astype(np.float64),
             flows_into=np.bincount(target, used, num_hosts)[None].astype(np.float64),
             up=size * up if num_racks else np.zeros((len(size), 0)),

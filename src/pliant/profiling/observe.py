@@ -89,8 +89,8 @@ class Observation:
     def end_step(self) -> None:
         """End the step that the optimizer has made, as the hook of an observation does after it.
 
-        For the hooks of others, whose turn may be before its own. Nothing happens where that has ended the step already,
-        or where there was none, as when a GradScaler skips it.
+        It is for hooks of others, whose turn may be before its own. Nothing happens where that has ended the step
+        already, or where there was none, as when a GradScaler skips it.
         """
         if self.done or not self._times.is_in_step:
             return

@@ -38,7 +38,7 @@ class CostFeatures:
         self._overheads = overheads or overheads_of(topology)
         self.coefficients = self._overheads.coefficients()
         """Seconds per unit of each of `KEYS`, (num_keys,)."""
-        # Of racks only what their streams had of a queue at once is known, which was seen to be down to 0.6 of its rate.
+        # Of racks it is known what streams had of a queue at once: down to 0.6 of its rate on emulated hosts.
         sure = {"compute_s", "latency_s"} if topology.racks else {"compute_s", "wire_s", "latency_s"}
         self.trust = np.array([_SURE if key in sure else _UNSURE for key in KEYS])
         """Trust in each of them, in trials, (num_keys,)."""

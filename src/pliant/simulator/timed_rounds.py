@@ -27,7 +27,7 @@ class TimedRound:
     links: Floats
     """(num_ranks, num_ranks): of the link from row to column."""
     turns: Floats | None = None
-    """(num_ranks, num_ranks): from when a link begins with one message until it can with the next; as `links` if None."""
+    """(num_ranks, num_ranks): from the start of a message on a link to that of the next one; as `links` if None."""
     out: Floats
     """(num_ranks,): of what a host sends, and receives."""
     into: Floats
