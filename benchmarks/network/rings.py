@@ -4,8 +4,8 @@
     python benchmarks/network/rings.py --out FILE --table
 
 Networks are even or not, with and without delays. Each line of the file is one network and one size: the median time
-of all-reduces with a pause before each, and the mean of some that follow one another. It is predicted by `Links`, and as
-a step that computes nothing: where hosts differ each rank has a clock of its own there.
+of all-reduces with a pause before each, and the mean of some that follow one another. It is predicted by `Links`, and
+as a step that computes nothing: where hosts differ each rank has a clock of its own there.
 """
 
 import argparse
