@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -81,18 +81,17 @@ class PlanSearch:
         where ranks are apart.
 
         Args:
-            pays: Told on the first rank how many times sooner than torch's own exchange the first plan, or that in
-                force, is predicted to get to the same accuracy. Nothing is tried if it says no. A known plan comes
-                first, whatever is predicted.
+            pays: Says on the first rank whether to try any, told how many times sooner than torch's own exchange the
+                first is predicted to get to the same accuracy. A known plan comes first, whatever is predicted.
 
         """
         most = self.auto.max_trials if self.anew else min(_AGAIN_TRIALS, self.auto.max_trials)
         asking = self._search(most) if self.comm.rank == 0 else None
         asked, found = advance_search(asking, None)
-        if not self.is_known and (asked or found):
+        if not self.is_known and (asked or found):  # one of them, on the first rank, unless predictions have failed
             first = self.in_force.genes if asked is None else asked[0]
             if not pays(self.searches.gain(first, self.in_force, self.exact, self.quality)):
-                asked, found = None, None
+                asked = found = None
         number = 0
         while (wanted := share_request(self.comm, asked, self.plan_of)) is not None:
             number += 1
@@ -134,30 +133,27 @@ class PlanSearch:
         known = {self.plan_of(trial.genes).hash: trial.genes for trial in best_found}
         rivals = [each for each in shared if each.plan.hash != exact.hash]
         kept = shared[0] if shared else Finalist(exact, True, 1.0, math.nan)
-        searches, has_tried = self.searches, self._tried_exact(found) is not None
-        mine = [float(has_tried), self._own_s(found), self._exact_s(found), searches.elapsed_s, searches.leaving_s]
-        has_tried, own_s, exact_s, elapsed_s, leaving_s = share_numbers(self.comm, mine)
+        tried, searches = self._tried_exact(found), self.searches
+        figures = [tried is not None, self._trusts_exact_s(found), self._own_s(found)]
+        figures += [searches.elapsed_s, searches.leaving_s]
+        has_tried, is_trusted, own_s, elapsed_s, leaving_s = share_numbers(self.comm, figures)
+        exact_s = own_s if is_trusted else math.nan
         if self.is_known:
-            return self._decide_untimed(own_s, kept, known.get(kept.plan.hash, self.exact))
+            return self._decide_untimed(own_s, kept, known)
         if not rivals:
             return PlanDecision(kept, self.exact, expected_s=kept.tried_s)
         first = rivals[0]
-        if self.resumes or (has_tried and not self.anew):
-            return self._decide_untimed(own_s, first, known.get(first.plan.hash, self.exact))
         is_hopeless = exact_s > _HOPELESS * first.tried_s * first.ratio
         most_turns = self._most_turns(rivals, exact_s, elapsed_s, leaving_s, with_exact=not is_hopeless)
-        if (is_hopeless and len(rivals) == 1) or most_turns < 1:
-            return self._decide_untimed(own_s, first, known.get(first.plan.hash, self.exact))
-        others = "" if is_hopeless else f" with {exact_name}"
+        is_settled = self.resumes or (has_tried and not self.anew) or (is_hopeless and len(rivals) == 1)
+        if is_settled or most_turns < 1:
+            return self._decide_untimed(own_s, first, known)
+        others, base_s = ("", exact_s) if is_hopeless else (f" with {exact_name}", math.nan)
         self.say(f"auto is still searching: the best {len(rivals)} take turns{others}.")
         self.end_trial()
-        compared = yield from self.trials.compare(
-            [rival.plan for rival in rivals],
-            [rival.ratio for rival in rivals],
-            _TURNS if self.anew else _AGAIN_TURNS,
-            exact_s if is_hopeless else math.nan,
-            most_turns,
-        )
+        plans, ratios = [each.plan for each in rivals], [each.ratio for each in rivals]
+        turns = _TURNS if self.anew else _AGAIN_TURNS
+        compared = yield from self.trials.compare(plans, ratios, turns, base_s, most_turns)
         for k, why in compared.failed.items():
             self.rejected.note_failure(UNDONE, why, rivals[k].plan, known)
         if not compared.gains:
@@ -207,24 +203,23 @@ class PlanSearch:
             found=found,
             predicted=decision.predicted,
         )
-        lines = [" ".join(filter(None, (why, self.quality.sentence)))]
-        if found is not None and found.predicted_s:
-            lines.append(plans_text(found.trials, found.predicted_s))
-        return broadcast_text("\n".join([*lines, *self.recalled.notes]), self.comm)
+        tried = [plans_text(found.trials, found.predicted_s)] if found is not None and found.predicted_s else []
+        lines = [" ".join(filter(None, (why, self.quality.sentence))), *tried, *self.recalled.notes]
+        return broadcast_text("\n".join(lines), self.comm)
 
     def _stays(self, found: SearchResult) -> Trial:
         """Return the plan that is left only for a better one: that of an earlier run, or what is in force."""
         before = self.recalled.experience if self.is_known else None
         return self.in_force if before is None else next(t for t in found.trials if t.genes == before.kept)
 
-    def _decide_untimed(self, exact_s: float, best: Finalist, genes: Genome) -> PlanDecision:
+    def _decide_untimed(self, exact_s: float, best: Finalist, known: Mapping[str, Genome]) -> PlanDecision:
         """Keep the best, or exact training if it takes less, whose time is known, or predicted, without a turn."""
         if best.plan.hash == self.exact.plan("auto").hash:
             return PlanDecision(best, self.exact, expected_s=best.tried_s)
         gains = (exact_s / (best.tried_s * best.ratio),)
         if LEAVE_ABOVE * gains[0] < 1 and not self.is_known:
             return PlanDecision(best, self.exact, gains, False, exact_s, predicted=True)
-        return PlanDecision(best, genes, gains, True, best.tried_s, predicted=True)
+        return PlanDecision(best, known.get(best.plan.hash, self.exact), gains, True, best.tried_s, predicted=True)
 
     def _most_turns(
         self, rivals: Sequence[Finalist], exact_s: float, elapsed_s: float, leaving_s: float, *, with_exact: bool
@@ -240,11 +235,8 @@ class PlanSearch:
         room = min(self.steps_left() / num_steps, (self.most_s - elapsed_s) / turn_s)  # `//` makes NaN of infinity
         return min(max(float(self.anew), room), means)
 
-    def _exact_s(self, found: SearchResult | None) -> float:
-        """Return the step time of torch's own exchange, seen or predicted, on the first rank; NaN if not known."""
-        return self._own_s(found) if self._trusts_exact_s(found) else math.nan
-
     def _own_s(self, found: SearchResult | None) -> float:
+        """Return the step time of torch's own exchange, seen or predicted, on the first rank."""
         tried = self._tried_exact(found)
         if self.in_force.genes == self.exact:
             return self.in_force.step_s

@@ -36,7 +36,7 @@ def infer_racks(names: Sequence[str], *looks: Matrix) -> tuple[Rack, ...]:
 
     """
     groups = near_groups(looks[0])
-    if len(looks) > 1 and groups and _changed(*looks, groups).mean() <= _MOST_CHANGED:
+    if len(looks) > 1 and groups and _changed(looks[0], looks[1], groups).mean() <= _MOST_CHANGED:
         return ()
     found: list[Rack] = []
     for k, hosts in enumerate(groups):

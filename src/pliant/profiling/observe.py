@@ -87,14 +87,9 @@ class Observation:
         return statistics.median(self._times.whole_s)
 
     def end_step(self) -> None:
-        """End the step that the optimizer has made, as the hook of an observation does after it.
-
-        It is for hooks of others, whose turn may be before its own. Nothing happens where that has ended the step
-        already, or where there was none, as when a GradScaler skips it.
-        """
-        if self.done or not self._times.is_in_step:
-            return
-        if not self._times.after_step(keep=self._warmup_steps <= self._taken < self._timed_until):
+        """End the optimizer's step, if one is to end: for hooks of others, whose turn is before the observation's."""
+        keep = self._warmup_steps <= self._taken < self._timed_until
+        if self.done or not self._times.is_in_step or not self._times.after_step(keep=keep):
             return
         if self._taken >= self._timed_until:
             self._shadow.end_step()
