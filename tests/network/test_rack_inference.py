@@ -125,3 +125,7 @@ def test_the_rate_of_an_uplink_is_that_of_streams_alone_on_it_where_others_were_
     assert [rack.hosts for rack in racks] == [("h0", "h1", "h2"), ("h3", "h4", "h5")]
     rates = [rate for rack in racks for rate in (rack.send_bytes_per_s, rack.receive_bytes_per_s)]
     assert rates == pytest.approx([18.7e6] * 4, rel=0.02)
+    around = infer_racks(NAMES[:6], np.array(first) * 1e6, least=25e6)  # what messages of a training have shown
+    assert [(rack.hosts, rack.send_bytes_per_s, rack.receive_bytes_per_s) for rack in around] == [
+        (rack.hosts, 25e6, 25e6) for rack in racks
+    ]

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from planner.examples import FLAT, WORKLOAD, true_step_s
-from pliant.planner import Gene, Genome, Quality, SearchLimits, Space, Trial, search
+from pliant.planner import Quality, SearchLimits, Space, Trial, search
 from pliant.planner.predictor import Predictor, TransferPrior, fit_coefficients
-from pliant.simulator import CostFeatures, simulate, workload_named
-from pliant.spec import Host, Rack, Topology
 
 
 @given(st.integers(0, 10**6))
@@ -119,29 +117,3 @@ def test_what_was_learned_elsewhere_helps_before_the_first_trial_and_gives_way_t
     moved = Predictor(Sizes(), experience=experience)
     moved.fit(twice_as_slow)
     assert np.median(np.exp(moved.predict(asked)[0] - true)) == pytest.approx(2, rel=0.1)
-
-
-def test_one_watched_plan_tells_that_an_uplink_carries_more_than_was_seen():
-    """Streams that share a queue tell little of its rate, and the steps of one plan tell more."""
-    rate, work = 3.75e7, workload_named("resnet50", 0.05)
-    hosts = tuple(Host(name=f"h{k}", send_bytes_per_s=rate, receive_bytes_per_s=rate) for k in range(6))
-    true_s, seen_s = 1.9e7, 1.1e7
-
-    def with_uplinks(carried: float) -> Topology:
-        names = [host.name for host in hosts]
-        racks = tuple(
-            Rack(name=name, hosts=tuple(its), send_bytes_per_s=carried, receive_bytes_per_s=carried)
-            for name, its in (("a", names[:3]), ("b", names[3:]))
-        )
-        return Topology(hosts=hosts, racks=racks)
-
-    def step_s(genes: Genome) -> float:
-        return simulate(genes.plan(), work, with_uplinks(true_s)).step_s
-
-    watched, wanted = Genome(Gene("exact", {"bits": 16})), Genome(Gene("quantized", {"bits": 4}))
-    model = Predictor(CostFeatures(work, with_uplinks(seen_s)))
-    before_s = float(np.exp(model.predict([wanted])[0][0]))
-    model.fit([Trial(genes=watched, steps_s=(step_s(watched),) * 3)])
-    after_s = float(np.exp(model.predict([wanted])[0][0]))
-    assert before_s > 1.3 * step_s(wanted)
-    assert after_s == pytest.approx(step_s(wanted), rel=0.1)

@@ -159,12 +159,12 @@ def _look(
     else:
         shifts = np.unique(np.linspace(1, size - 1, min(size - 1, _MOST_SHIFTS)).round().astype(int)).tolist()
         alone = np.max([alone, *map(shifted, shifts[1:])], axis=0)
-        racks, usual = infer_racks(names, alone), rates_by_hosts(alone)
+        racks, usual = infer_racks(names, alone, least=rate), rates_by_hosts(alone)
         odd = [] if racks else odd_streams(alone, usual)  # streams of racks change with each other
         groups = [] if racks else near_groups(alone)
         order, odd = _told(comm, [rounds_between(groups, shifts) if groups else [], odd])
         if order and _told(comm, has_changed(alone, again := shifted(order[0]), groups)):
-            racks = infer_racks(names, alone, np.max([again, *map(shifted, order[1:])], axis=0))
+            racks = infer_racks(names, alone, np.max([again, *map(shifted, order[1:])], axis=0), least=rate)
             odd = _told(comm, [] if racks else odd)
         for ways in split_into_rounds([(i, j) for i, j in odd], _SECOND_LOOKS):
             alone = more_usual(alone, streams(ways), usual)

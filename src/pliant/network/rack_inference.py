@@ -20,7 +20,7 @@ _ALIKE = 2.5
 """Factor within which what leaves a rack at once is the same: short streams do not share evenly, nor at all times."""
 
 
-def infer_racks(names: Sequence[str], *looks: Matrix) -> tuple[Rack, ...]:
+def infer_racks(names: Sequence[str], *looks: Matrix, least: float = 0.0) -> tuple[Rack, ...]:
     """Return the racks of hosts, with the rates out of them and into them; none if streams do not show any.
 
     Hosts of a rack reach what both can do, and hosts of different racks do not. Streams to the host so many before
@@ -33,6 +33,8 @@ def infer_racks(names: Sequence[str], *looks: Matrix) -> tuple[Rack, ...]:
         looks: One or two of them: bytes per second from row to column, (hosts, hosts), those of equal distance measured
             at once; 0 on the diagonal, and where nothing was measured. Of one look, nobody can tell where always as
             many streams leave a rack, as with hosts of two racks in turn.
+        least: Rate at which messages around a ring of all hosts have gone, in bytes per second. A flow at least leaves
+            each rack there, and many streams at once were seen to have half of an uplink in sum.
 
     """
     groups = near_groups(looks[0])
@@ -44,7 +46,8 @@ def infer_racks(names: Sequence[str], *looks: Matrix) -> tuple[Rack, ...]:
         if not up or not down:
             return ()
         its = tuple(names[int(host)] for host in hosts)
-        found.append(Rack(name=f"rack{k}", hosts=its, send_bytes_per_s=up, receive_bytes_per_s=down))
+        rates = {"send_bytes_per_s": max(up, least), "receive_bytes_per_s": max(down, least)}
+        found.append(Rack(name=f"rack{k}", hosts=its, **rates))
     return tuple(found)
 
 

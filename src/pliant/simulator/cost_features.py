@@ -15,10 +15,9 @@ __all__ = ["CostFeatures"]
 
 _MEANS = 2
 """Of weights, and of one state of the optimizer."""
-_SURE, _SHARED, _UNSURE = 3.0, 0.3, 0.03
-"""Trust in seconds that follow from what was measured of computing and links; in those of computing on cores that ranks
-share, which depend on what runs beside; and in costs of messages, of buckets and of codecs, which are measured on cores
-that are busy."""
+_SURE, _UNSURE = 3.0, 0.03
+"""Trust in seconds that follow from what was measured of computing and links; and in costs of messages, of buckets and
+of codecs, which are measured on cores that are busy."""
 
 
 class CostFeatures:
@@ -39,10 +38,7 @@ class CostFeatures:
         self._overheads = overheads or overheads_of(topology)
         self.coefficients = self._overheads.coefficients()
         """Seconds per unit of each of `KEYS`, (num_keys,)."""
-        trusts = {"compute_s": _SURE if topology.ranks_per_cpu <= 1 else _SHARED, "latency_s": _SURE}
-        # Of racks it is known what streams had of a queue at once: down to 0.6 of its rate on emulated hosts.
-        trusts["wire_s"] = _UNSURE if topology.racks else _SURE
-        self.trust = np.array([trusts.get(key, _UNSURE) for key in KEYS])
+        self.trust = np.array([_SURE if key in ("compute_s", "wire_s", "latency_s") else _UNSURE for key in KEYS])
         """Trust in each of them, in trials, (num_keys,)."""
         self._context: SimulationContext | None = None
         self._of = self.coefficients
