@@ -9,7 +9,6 @@ as a step that computes nothing: where hosts differ each rank has a clock of its
 """
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -18,7 +17,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -27,10 +25,10 @@ sys.path.append(str(Path(__file__).parents[1]))
 from dataset.clusters import pairs, uneven
 from sharded.journal import Lines, place, run_ranks
 
-from pliant.netmodel import Links, PointToPoint
 from pliant.network import emulate_cluster
+from pliant.schedules.dense import ring_s
 from pliant.simulator import simulate
-from pliant.spec import SyncPlan, TensorSpec, Topology, Workload, from_json, to_json
+from pliant.spec import SyncPlan, TensorSpec, Topology, Workload
 from pliant_bench.harness.emit import emit
 
 MBIT = 1e6 / 8
@@ -56,22 +54,13 @@ CELLS = {
 
 def predicted_s(num_bytes: int, topology: Topology) -> dict[str, float]:
     """Return what a ring is predicted to take: by its rounds, and as a step of a model that computes nothing."""
-    ranks = np.arange(topology.num_ranks)
-    rounds = PointToPoint(
-        source=ranks[::-1],
-        target=(ranks[::-1] - 1) % len(ranks),
-        share=np.full(len(ranks), 1 / len(ranks)),
-        num_bytes=np.array([float(num_bytes)]),
-        cyclic=True,
-    )
     tensor = TensorSpec(name="one", shape=(num_bytes // 4,), dtype="float32", layer="", ready_s=0.0)
     step = simulate(SyncPlan(), Workload(name="", tensors=(tensor,), forward_s=0.0, backward_s=0.0), topology)
-    return {"rounds_s": float(Links(topology).load(rounds, 2 * (len(ranks) - 1)).total_s[0]), "step_s": step.step_s}
+    return {"rounds_s": ring_s(num_bytes, topology), "step_s": step.step_s}
 
 
-def rank(job: str) -> None:
+def rank() -> None:
     """Carry out one rank's part."""
-    topology = from_json(Topology, json.loads(Path(job).read_text())["topology"])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     for num_bytes in SIZES:
@@ -81,8 +70,7 @@ def rank(job: str) -> None:
         seen = torch.tensor([statistics.median(alone[2:]), following])
         dist.all_reduce(seen, dist.ReduceOp.MAX)
         alone_s, following_s = seen.tolist()
-        found = {"alone_s": alone_s, "following_s": following_s, **predicted_s(num_bytes, topology)}
-        emit("ring", {"bytes": num_bytes, **found})
+        emit("ring", {"bytes": num_bytes, "alone_s": alone_s, "following_s": following_s})
     dist.barrier()
     dist.destroy_process_group()
 
@@ -95,13 +83,10 @@ def _took_s(run: Callable[[], object], pause_s: float) -> float:
     return time.perf_counter() - start_s
 
 
-def measure(lines: Lines, cell: str, job: Path) -> None:
+def measure(lines: Lines, cell: str) -> None:
     """Bring up a network, and keep what its ranks say."""
-    job.write_text(json.dumps({"topology": to_json(CELLS[cell])}))
     with emulate_cluster(CELLS[cell], burst=BURST) as hosts:
-        run_ranks(
-            hosts, str(Path(__file__)), ["--rank", str(job)], lambda line: lines.add({"cell": cell, **line, **place()})
-        )
+        run_ranks(hosts, __file__, ["--rank"], lambda line: lines.add({"cell": cell, **line, **place()}))
 
 
 def table(lines: Lines) -> str:
@@ -119,19 +104,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="JSON-lines file, appended to")
     parser.add_argument("--table", action="store_true", help="measure nothing")
-    parser.add_argument("--rank", help="file of a job, whose rank this is")
+    parser.add_argument("--rank", action="store_true", help="be a rank, with torchrun's environment")
     given = parser.parse_args()
     if given.rank:
-        rank(given.rank)
+        rank()
         return
     if given.out is None:
         parser.error("give a file with --out.")
     lines = Lines(given.out, ("kind", "cell", "bytes"))
     for cell in CELLS:
         if not (given.table or lines.has("ring", cell, SIZES[-1])):
-            job = given.out.with_suffix(".job")
-            measure(lines, cell, job)
-            job.unlink()
+            measure(lines, cell)
     print(table(lines))
 
 

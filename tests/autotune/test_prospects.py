@@ -32,7 +32,7 @@ def gain_if_seen(step_s: float) -> float:
         first, _ = next(asking)
     except StopIteration:  # no plan is predicted to be better
         first = EXACT
-    return searches.gain(first, seen, EXACT, quality)
+    return searches.gain(first, seen, step_s, quality)
 
 
 def prospects_of(work=WORK, quality=None) -> Prospects:

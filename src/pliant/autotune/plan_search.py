@@ -90,7 +90,7 @@ class PlanSearch:
         asked, found = advance_search(asking, None)
         if not self.is_known and (asked or found):  # one of them, on the first rank, unless predictions have failed
             first = self.in_force.genes if asked is None else asked[0]
-            if not pays(self.searches.gain(first, self.in_force, self.exact, self.quality)):
+            if not pays(self.searches.gain(first, self.in_force, self._own_s(None), self.quality)):
                 asked = found = None
         number = 0
         while (wanted := share_request(self.comm, asked, self.plan_of)) is not None:

@@ -49,17 +49,16 @@ class Searches:
         """Return the step time of a plan as the last search has learned to predict it; NaN before one."""
         return math.nan if self._model is None else float(np.exp(self._model.predict([genes])[0][0]))
 
-    def gain(self, first: Genome, in_force: Trial, exact: Genome, quality: Quality) -> float:
+    def gain(self, first: Genome, in_force: Trial, exact_s: float, quality: Quality) -> float:
         """Return how many times sooner than exact training the best is predicted to be: at least 1.
 
         Args:
             first: Plan that the last search has asked for first; that in force if it has asked for none.
             in_force: Plan in force, whose time was seen.
-            exact: Torch's own exchange, predicted unless it is in force.
+            exact_s: Step time of torch's own exchange, seen or predicted.
             quality: How many times the steps plans need.
 
         """
-        exact_s = in_force.step_s if in_force.genes == exact else self.step_s(exact)
         seen_s = in_force.step_s * quality.factor(in_force.genes)
         return exact_s / min(exact_s, seen_s, self.step_s(first) * quality.factor(first))
 

@@ -1,7 +1,5 @@
 """Broadcast of a text from one rank to all."""
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from pliant.comm.base import Comm
@@ -25,22 +23,14 @@ def broadcast_text(text: str, comm: Comm, source: int = 0, *, device: torch.devi
         device: Device of the comm's tensors; None: the CPU.
 
     """
-    raw = np.frombuffer(text.encode() if comm.rank == source else b"", dtype=np.uint8)
-    head = np.zeros(_HEAD_BYTES, dtype=np.uint8)
-    head[:8] = np.array([len(raw)], dtype="<i8").view(np.uint8)
-    room = _HEAD_BYTES - 8
-    head[8 : 8 + len(raw)] = raw[:room]
-    told = _broadcast(head, comm, source, device)
-    length = int(told[:8].view("<i8")[0])
-    if length <= room:
-        return told[8 : 8 + length].tobytes().decode()
-    rest = raw[room:] if comm.rank == source else np.empty(length - room, dtype=np.uint8)
-    return (told[8:].tobytes() + _broadcast(rest, comm, source, device).tobytes()).decode()
+    raw, room = text.encode() if comm.rank == source else b"", _HEAD_BYTES - 8
+    head = _broadcast(len(raw).to_bytes(8, "little") + raw[:room].ljust(room, b"\0"), comm, source, device)
+    length = int.from_bytes(head[:8], "little")
+    rest = _broadcast(raw[room:] or bytes(length - room), comm, source, device) if length > room else b""
+    return (head[8:] + rest)[:length].decode()
 
 
-def _broadcast(
-    raw: npt.NDArray[np.uint8], comm: Comm, source: int, device: torch.device | None
-) -> npt.NDArray[np.uint8]:
-    shared = torch.from_numpy(raw.copy()).to(device)  # a string's own bytes cannot be written to
+def _broadcast(raw: bytes, comm: Comm, source: int, device: torch.device | None) -> bytes:
+    shared = torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(device)
     comm.broadcast(shared, source).wait()
-    return shared.cpu().numpy()
+    return shared.cpu().numpy().tobytes()

@@ -130,7 +130,8 @@ class Loading:
             hops = hops[:, :1]  # all alike: one stands for all
         hop_s, delay_s, trip_s = hops
         num_bytes = messages.num_bytes[:, None]
-        waits_s = turn_s(num_bytes * share.max(), len(share), 0.0 if costs.nccl else trip_s, links.topology.connections)
+        trip_s = 0.0 * trip_s if costs.nccl else trip_s  # NCCL has windows of its own
+        waits_s = turn_s(num_bytes * share.max(), len(share), trip_s, links.topology.connections)
         return np.where(messages.num_bytes > 0, lag_s(num_bytes * hop_s, delay_s, waits_s, repeat), 0.0)
 
     def _paths_of(self, messages: PointToPoint, pairs: Ints, used: Floats) -> Paths:

@@ -11,13 +11,13 @@ from pliant.netmodel.messages import Floats
 from pliant.netmodel.paths import connections_of
 from pliant.spec.slices import RING_SEGMENT_BYTES
 
-__all__ = ["lag_s", "path_s", "turn_s"]
+__all__ = ["hold_s", "lag_s", "turn_s"]
 
 _TWO_BYTES = 8
 """Bytes of two numbers, the least that make two segments: of a flag nothing waits, since it has one way to go."""
 
 
-def path_s(hops_s: Floats, num_hops: int) -> Floats:
+def _path_s(hops_s: Floats, num_hops: int) -> Floats:
     """Return the time of the longest path of so many hops around a ring, (...,), from those of its hops, (..., num)."""
     num = hops_s.shape[-1]
     whole, rest = divmod(num_hops, num)
@@ -29,8 +29,8 @@ def path_s(hops_s: Floats, num_hops: int) -> Floats:
 def lag_s(block_s: Floats, delay_s: Floats, waits_s: Floats, num_rounds: int) -> Floats:
     """Return what rounds around a ring take beyond the busiest hop's time of each, (num_buckets,).
 
-    In each round a block stays on a hop, where the one behind it leaves after max(T, T / 2 + wait), or moves on to the
-    next after T and a delay. The longest way through all rounds counts: on one hop, around the ring, or on one hop and
+    In each round a block stays on a hop, where the one behind it leaves after `hold_s`, or moves on to the next after
+    its time T and a delay. The longest way through all rounds counts: on one hop, around the ring, or on one hop and
     from there over the hops beside it.
 
     Args:
@@ -40,8 +40,8 @@ def lag_s(block_s: Floats, delay_s: Floats, waits_s: Floats, num_rounds: int) ->
         num_rounds: Rounds.
 
     """
-    stays_s, moves_s = np.maximum(block_s, block_s / 2 + waits_s), block_s + delay_s
-    longest_s = np.maximum(path_s(moves_s, num_rounds), num_rounds * stays_s.max(1))
+    stays_s, moves_s = hold_s(block_s, waits_s), block_s + delay_s
+    longest_s = np.maximum(_path_s(moves_s, num_rounds), num_rounds * stays_s.max(1))
     rows, slowest = np.arange(len(block_s)), stays_s.argmax(1)
     gains_s = moves_s - stays_s[rows, slowest, None]
     gains_s = gains_s[rows[:, None], (slowest[:, None] + np.arange(block_s.shape[1])) % block_s.shape[1]]
@@ -49,6 +49,11 @@ def lag_s(block_s: Floats, delay_s: Floats, waits_s: Floats, num_rounds: int) ->
     mixed_s = num_rounds * stays_s[rows, slowest] + sum(beside_s)
     longest_s = np.where(gains_s.sum(1) <= 0, np.maximum(longest_s, mixed_s), longest_s)
     return longest_s - num_rounds * block_s.max(1)
+
+
+def hold_s(block_s: Floats, waits_s: Floats) -> Floats:
+    """Return the time from a block on a hop to the next one there: max(T, T / 2 + k r / 2), for T and what waits."""
+    return np.maximum(block_s, block_s / 2 + waits_s)
 
 
 def turn_s(block_bytes: Floats, num_blocks: int, trip_s: Floats | float, connections: int) -> Floats:

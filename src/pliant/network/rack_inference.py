@@ -70,7 +70,7 @@ def near_groups(rates: Matrix) -> list[NDArray[np.int64]]:
 
 
 def rounds_between(groups: Sequence[NDArray[np.int64]], shifts: Sequence[int]) -> list[int]:
-    """Return rounds, in which each host sends to the one so many before it, by how many streams leave a group."""
+    """Return rounds, named by how far before a host the one is that it sends to; most streams between groups first."""
     group_of = np.empty(sum(map(len, groups)), dtype=np.int64)
     for k, hosts in enumerate(groups):
         group_of[hosts] = k

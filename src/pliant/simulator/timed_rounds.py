@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pliant.netmodel import KEYS, DenseExchange, Floats, HostExchange, PointToPoint, Round, Together
 from pliant.netmodel.loading import Loading
-from pliant.netmodel.rings import turn_s
+from pliant.netmodel.rings import hold_s, turn_s
 from pliant.simulator.context import SimulationContext
 from pliant.simulator.timed_exchange import TimedExchange
 
@@ -105,7 +105,7 @@ def _of_round(each: Round, index: int, context: SimulationContext) -> Sequence[T
     links_s = factor * num_bytes * np.maximum(own_s, np.maximum(links.out_s[:, None], links.in_s))
     trips_s = np.where(sent, links.delays_s + links.delays_s.T, 0.0)
     waits_s = turn_s(num_bytes.max(keepdims=True), context.num_ranks, trips_s, context.topology.connections)
-    asked = replace(asked, links=links_s, turns=np.maximum(links_s, links_s / 2 + waits_s))
+    asked = replace(asked, links=links_s, turns=hold_s(links_s, waits_s))
     return [asked, *[replace(asked, back=None)] * (each.repeat - 1)]
 
 
