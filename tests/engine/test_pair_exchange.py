@@ -237,16 +237,19 @@ def test_what_a_rank_has_saved_stays_as_it_is_until_its_next_step_and_it_may_clo
     assert torch.equal(x, y)
 
 
-def test_an_exchange_counts_before_all_ranks_may_meet(monkeypatch):
-    """Else a checkpoint lacks one whose last words come late."""
-    told = WithPartners.end_exchange
-    monkeypatch.setattr(WithPartners, "end_exchange", lambda self, steps: (dawdle(0.05), told(self, steps)))
+@pytest.mark.parametrize("late", ["count_exchange", "end_exchange"])
+def test_an_exchange_counts_before_all_ranks_may_meet(late, monkeypatch):
+    """Else a checkpoint lacks one whose last words come late, on a rank that is asked while it waits for the others."""
+    told = getattr(WithPartners, late)
+    monkeypatch.setattr(WithPartners, late, lambda self, value: (self.rank or dawdle(0.05), told(self, value)))
 
     def body(place):
         ddp = new_ddp(place)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
         with pliant.relax(ddp, optimizer, FREE["choco"], timeout_s=20) as run:
-            train(ddp, optimizer, place.rank, range(8))
+            for step in range(8):
+                dawdle(0.01 * place.rank)
+                train(ddp, optimizer, place.rank, [step])
             run.state_dict()
             counted = run.stats()["exchanges_in_pairs"]
             dawdle(0.2)  # for what would still count

@@ -15,9 +15,10 @@ class Meetings:
 
     Note [meetings]: where all ranks must be between the same two exchanges, as for a checkpoint or the end, each stops
     asking, waits for its own exchange, and tells its neighbours that it has come. They tell theirs, so that all hear of
-    all, and go on answering until everybody has come. Then no message with weights is under way anywhere. A neighbour
-    that answers nothing for the timeout ends the meeting; one that only computes for long does not, since its
-    threads answer.
+    all, and go on answering until everybody has come. Then no message with weights is under way anywhere. A rank may
+    hear of the last one from a third, before its own thread has ended the exchange with that one, so it waits for its
+    threads, too. A neighbour that answers nothing for the timeout ends the meeting; one that only computes for long
+    does not, since its threads answer.
 
     Args:
         comm: Comm of all ranks.
@@ -48,14 +49,14 @@ class Meetings:
         pause_s = min(limit_s / 8, 1.0)
         began_s = pinged_s = time.monotonic()
         wanted = self.counts[me] + 1
-        while min(self.counts) < wanted:
+        while not self._is_over(wanted):
             self._check()
             if self.counts[me] < wanted and self._are_idle():
                 with self._changed:
                     self.counts = (*self.counts[:me], wanted, *self.counts[me + 1 :])
                 self._tell()
             with self._changed:
-                self._changed.wait_for(lambda: min(self.counts) >= wanted or self._may_tell(wanted), pause_s)
+                self._changed.wait_for(lambda: self._is_over(wanted) or self._may_tell(wanted), pause_s)
             missing = [p for rank, p in self.partners.items() if self.counts[rank] < wanted or not p.is_idle]
             now_s = time.monotonic()
             for partner in missing:
@@ -68,6 +69,9 @@ class Meetings:
 
     def _are_idle(self) -> bool:
         return all(partner.is_idle for partner in self.partners.values())
+
+    def _is_over(self, wanted: int) -> bool:
+        return min(self.counts) >= wanted and self._are_idle()
 
     def _may_tell(self, wanted: int) -> bool:
         return self.counts[self._comm.rank] < wanted and self._are_idle()
