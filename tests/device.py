@@ -23,6 +23,22 @@ _SIZED_BY_VALUES = {_aten.nonzero.default, _aten.masked_select.default, _aten.un
 """The host must read how many elements there are."""
 
 
+def _bind_operators():
+    """Let torch.ops have all operators before threads ask for them.
+
+    torch makes one at its first use, without a lock, and its dispatcher keeps a pointer to what it was given. Where two
+    threads are the first under a mode, each makes its own, the namespace keeps one, and the pointer may be to the other.
+    """
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, operator = name.split("::")
+        if namespace in ("aten", "c10d"):
+            packet, _, overload = operator.partition(".")
+            getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default", None)
+
+
+_bind_operators()
+
+
 class HostReadError(AssertionError):
     """The host has read a tensor of the device, which would wait until the device is done."""
 
