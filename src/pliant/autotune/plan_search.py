@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from pliant.autotune.coordination import advance_search, share_finalists, share_numbers, share_request
@@ -14,6 +14,7 @@ from pliant.autotune.rejected import UNDONE, RejectedPlans
 from pliant.autotune.searches import Searches
 from pliant.autotune.summary import explain
 from pliant.autotune.trials import Steps, TrialRunner
+from pliant.autotune.turn_budget import TurnBudget
 from pliant.comm.base import Comm
 from pliant.comm.text_broadcast import broadcast_text
 from pliant.planner import Genome, Quality, SearchResult, Space, Trial, measured_genomes
@@ -31,8 +32,6 @@ _FINALISTS = 3
 """So many of the best are held against each other."""
 _HOPELESS = 1.5
 """Times of the best plan from which on exact training is not held against it."""
-_LEAVING = 0.1
-"""Share of a search that means of weights may take, with which turns of plans end that keep ranks apart."""
 _UNEQUAL = 2.0
 """Times that a plan may be quicker than predicted, or may have changed more than another since, on one network."""
 
@@ -57,6 +56,8 @@ class PlanSearch:
     """Whether nothing is known of these conditions; else it is a short search."""
     resumes: bool
     """Whether it goes on where the last one has ended, and not after a change."""
+    owes_turns: bool
+    """Whether the last search has found plans to be held against each other once that is affordable."""
     steps_left: Callable[[], float]
     """Steps that trials and turns may still take; the same on all ranks."""
     most_s: float
@@ -96,8 +97,11 @@ class PlanSearch:
         while (wanted := share_request(self.comm, asked, self.plan_of)) is not None:
             number += 1
             self.say(f"auto is still searching: trial {number} of at most {most} is under way.")
+            began, began_s = self.trials.steps, self.searches.elapsed_s
             self.end_trial()
             blocks_s, why = yield from self.trials.time_plan(*wanted, stays=True)
+            steps_s = (self.trials.steps - began) * statistics.median(blocks_s or [0.0])
+            self.searches.lost_s.append(self.searches.elapsed_s - began_s - steps_s)
             if why:
                 self.rejected.note_failure(UNDONE, why, wanted[0], {wanted[0].hash: asked[0]} if asked else {})
             if asked is not None:
@@ -118,25 +122,26 @@ class PlanSearch:
         """Hold the best of a search against each other, and against exact training where that is not hopeless.
 
         It is hopeless if its time, known or predicted, is too long. That time does not count if a trial was much faster
-        than predicted.
+        than predicted. Without it, plans take turns once that is affordable: until then the best in its trial is kept.
 
         Args:
             found: Result of the search, on the first rank.
             exact_name: Of torch's own exchange.
 
         """
-        exact, most = self.exact.plan("auto"), _FINALISTS if self.anew and not self.is_known else 1
+        exact, holds_many = self.exact.plan("auto"), (self.anew and not self.is_known) or self.owes_turns
         best_found = [] if self.anew else [self.in_force]
         if found is not None:
-            best_found = select_finalists(found, self._stays(found), self.quality, most)
+            stays, most = (None if self.owes_turns else self._stays(found)), _FINALISTS if holds_many else 1
+            best_found = select_finalists(found, stays, self.quality, most)
         shared = share_finalists(self.comm, best_found, self.quality, self.plan_of)
         known = {self.plan_of(trial.genes).hash: trial.genes for trial in best_found}
         rivals = [each for each in shared if each.plan.hash != exact.hash]
         kept = shared[0] if shared else Finalist(exact, True, 1.0, math.nan)
         tried, searches = self._tried_exact(found), self.searches
         figures = [tried is not None, self._trusts_exact_s(found), self._own_s(found)]
-        figures += [searches.elapsed_s, searches.leaving_s]
-        has_tried, is_trusted, own_s, elapsed_s, leaving_s = share_numbers(self.comm, figures)
+        figures += [searches.elapsed_s, searches.leaving_s, searches.switch_s, searches.spent_s]
+        has_tried, is_trusted, own_s, elapsed_s, leaving_s, switch_s, spent_s = share_numbers(self.comm, figures)
         exact_s = own_s if is_trusted else math.nan
         if self.is_known:
             return self._decide_untimed(own_s, kept, known)
@@ -144,15 +149,27 @@ class PlanSearch:
             return PlanDecision(kept, self.exact, expected_s=kept.tried_s)
         first = rivals[0]
         is_hopeless = exact_s > _HOPELESS * first.tried_s * first.ratio
-        most_turns = self._most_turns(rivals, exact_s, elapsed_s, leaving_s, with_exact=not is_hopeless)
-        is_settled = self.resumes or (has_tried and not self.anew) or (is_hopeless and len(rivals) == 1)
+        turns = _TURNS if self.anew else _AGAIN_TURNS
+        budget = TurnBudget(
+            trials=self.trials,
+            steps_left=self.steps_left(),
+            elapsed_s=elapsed_s,
+            most_s=self.most_s,
+            leaving_s=leaving_s,
+            switch_s=switch_s,
+            spent_s=spent_s,
+        )
+        most_turns = budget.most_turns(rivals, None if is_hopeless else exact, exact_s, at_least=int(self.anew))
+        is_known = not self.owes_turns and (self.resumes or (has_tried and not self.anew))
+        is_settled = is_known or (is_hopeless and len(rivals) == 1)
         if is_settled or most_turns < 1:
             return self._decide_untimed(own_s, first, known)
+        if is_hopeless and (due_s := budget.due_s(rivals, turns)) > elapsed_s:
+            return replace(self._decide_untimed(own_s, first, known), due_s=due_s)
         others, base_s = ("", exact_s) if is_hopeless else (f" with {exact_name}", math.nan)
         self.say(f"auto is still searching: the best {len(rivals)} take turns{others}.")
         self.end_trial()
         plans, ratios = [each.plan for each in rivals], [each.ratio for each in rivals]
-        turns = _TURNS if self.anew else _AGAIN_TURNS
         compared = yield from self.trials.compare(plans, ratios, turns, base_s, most_turns)
         for k, why in compared.failed.items():
             self.rejected.note_failure(UNDONE, why, rivals[k].plan, known)
@@ -220,20 +237,6 @@ class PlanSearch:
         if LEAVE_ABOVE * gains[0] < 1 and not self.is_known:
             return PlanDecision(best, self.exact, gains, False, exact_s, predicted=True)
         return PlanDecision(best, known.get(best.plan.hash, self.exact), gains, True, best.tried_s, predicted=True)
-
-    def _most_turns(
-        self, rivals: Sequence[Finalist], exact_s: float, elapsed_s: float, leaving_s: float, *, with_exact: bool
-    ) -> float:
-        """Return how many turns there is room for: by steps and time, at first at least one; by means of weights."""
-        timed = [(rival.plan, rival.tried_s) for rival in rivals]
-        known_s = max(s for _, s in timed) if math.isnan(exact_s) else exact_s
-        timed += [(self.exact.plan("auto"), known_s)] if with_exact else []
-        num_steps = sum(self.trials.num_steps(plan) for plan, _ in timed)
-        turn_s = sum(self.trials.num_steps(plan, step_s) * step_s for plan, step_s in timed)
-        leaving_s *= sum(rival.plan.exchanges_weights for rival in rivals)
-        means = _LEAVING * elapsed_s / leaving_s if leaving_s else math.inf
-        room = min(self.steps_left() / num_steps, (self.most_s - elapsed_s) / turn_s)  # `//` makes NaN of infinity
-        return min(max(float(self.anew), room), means)
 
     def _own_s(self, found: SearchResult | None) -> float:
         """Return the step time of torch's own exchange, seen or predicted, on the first rank."""

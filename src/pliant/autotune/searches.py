@@ -1,6 +1,7 @@
 """Searches of one run, on its first rank: each begins from what those before have taught."""
 
 import math
+import statistics
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
@@ -34,6 +35,8 @@ class Searches:
         """Limits of the next one."""
         self.leaving_s = 0.0
         """Time of the means with which ranks leave a plan that keeps them apart, as the last one was told; 0 before."""
+        self.lost_s: list[float] = []
+        """Time that each trial has cost beside its steps: switches, and steps that are slow after them."""
         self._cells: list[tuple[CostFeatures, Sequence[Trial]]] = []
         """What the last ones have tried."""
         self._spent_s = 0.0
@@ -65,6 +68,16 @@ class Searches:
     def forget_last(self) -> None:
         """Let the last one teach nothing."""
         self._cells = self._cells[:-1]
+
+    @property
+    def switch_s(self) -> float:
+        """Return what a trial costs beside its steps, where connections are known; 0 before one."""
+        return statistics.median(self.lost_s[1:] or self.lost_s or [0.0])
+
+    @property
+    def spent_s(self) -> float:
+        """Return what trials have cost beside their steps; the first costs nothing, since some plan must be first."""
+        return sum(self.lost_s[1:])
 
     @property
     def elapsed_s(self) -> float:

@@ -71,7 +71,7 @@ class AutoTuner(PlanInForce):
         """Findings of the first steps, there once a search has begun."""
         self._short = ShortSearches(run, comm, self._exact.plan("auto"))
         self._measured = NetworkMeasurements(comm, hosts)
-        self._resumes_s = math.inf
+        self._resumes_s, self._owes_turns = math.inf, False
         self._tuning = self._tune()
         next(self._tuning)
 
@@ -224,7 +224,8 @@ class AutoTuner(PlanInForce):
         self._is_exact, self._genes = decision.best.is_exact or not decision.adopted, decision.genes
         if found is not None:
             search.keep(found, self._genes, decision.expected_s)
-        self._resumes_s = share_number(self._comm, math.inf if found is None else found.resumes_s)
+        resumes_s = share_number(self._comm, math.inf if found is None else found.resumes_s)
+        self._resumes_s, self._owes_turns = min(resumes_s, decision.due_s), math.isfinite(decision.due_s)
         if self._run.plan.hash != chosen.hash:
             self.end_trial()
         if failure := self._guard.begin(chosen):
@@ -261,7 +262,8 @@ class AutoTuner(PlanInForce):
             conditions=conditions,
             quality=self._auto.quality_with(kind, scale, self._rejected.genes),
             anew=anew,
-            resumes=not (anew or result is None or result.changed),
+            resumes=(resumes := not (anew or result is None or result.changed)),
+            owes_turns=resumes and self._owes_turns,
             steps_left=lambda: math.inf if anew else self._short.steps_left - (self._run.steps - began),
             most_s=math.inf if result is not None else self._auto.search_s(in_force.step_s, began),
             is_known=is_known,
