@@ -57,8 +57,10 @@ class Clock:
 class Sky:
     """A run of which only the plan is real."""
 
-    def __init__(self, clock, network_at):
+    def __init__(self, clock, network_at, switch_s=0.0):
         self.plan = resolve_plan("allreduce", None)
+        self.switch_s = switch_s
+        """Time that it takes to put a plan on trial."""
         self.model = torch.nn.Linear(2, 2)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.steps = 0
@@ -86,6 +88,7 @@ class Sky:
 
     def put_on_trial(self, plan):
         self.trial.begin(self.model, (self.optimizer,), {})
+        self.clock.mine.now_s += self.switch_s
         self.switch(plan)
 
     def adopt(self, plan):

@@ -10,7 +10,7 @@ from pliant.autotune import plan_search, searches
 from pliant.autotune.short_searches import ShortSearches
 from pliant.autotune.trials import TrialRunner
 from pliant.comm import run_world
-from pliant.planner import OWN_EXCHANGE
+from pliant.planner import OWN_EXCHANGE, challenge
 from pliant.planner.experience import load_experience
 
 __all__ = ["clock", "few"]
@@ -36,11 +36,11 @@ def noted(monkeypatch):
     return noted
 
 
-def flown(clock, network_at, num_flown, **options):
+def flown(clock, network_at, num_flown, switch_s=0.0, **options):
     """Fly a run on two ranks, which do the same; return the first."""
 
     def body(place):
-        return Sky(clock, network_at).fly(pliant.Auto(**{**AUTO, **options}), place.comm, num_flown)
+        return Sky(clock, network_at, switch_s).fly(pliant.Auto(**{**AUTO, **options}), place.comm, num_flown)
 
     first, second = run_world(2, body)
     assert [(s, p.hash) for s, p in first.log] == [(s, p.hash) for s, p in second.log]
@@ -120,6 +120,26 @@ def test_a_first_search_has_room_for_all_its_turns(clock, monkeypatch, num_steps
     for plans, _, num_turns, _, most_turns in given:
         assert plans
         assert most_turns >= 2 * num_turns
+
+
+@pytest.mark.parametrize("switch_s", [0.0, 1.0, 3.0])
+def test_turns_wait_until_a_tenth_of_the_time_pays_for_them(clock, monkeypatch, noted, switch_s):
+    began, compare = [], TrialRunner.compare
+
+    def too(self, plans, *asked):
+        if self._comm.rank == 0:
+            began.append((clock.mine.now_s, len(plans)))
+        return compare(self, plans, *asked)
+
+    monkeypatch.setattr(TrialRunner, "compare", too)
+    monkeypatch.setattr(challenge, "_TIE", 1.3)  # more than one plan is tried
+    monkeypatch.setattr(challenge, "_SHARE", 100.0)
+    done = flown(clock, lambda _: MIDDLE, 700, switch_s, quality=1.1)
+    ((at_s, num),) = began
+    assert num > 1
+    assert at_s >= 10 * 2 * num * switch_s  # two turns of each
+    assert len(noted) == (2 if switch_s else 1)
+    assert simulated(done.plan, MIDDLE) <= simulated(EXACT, MIDDLE)
 
 
 def test_limits_follow_the_steps_that_are_left(clock):

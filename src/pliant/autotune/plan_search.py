@@ -162,10 +162,10 @@ class PlanSearch:
         most_turns = budget.most_turns(rivals, None if is_hopeless else exact, exact_s, at_least=int(self.anew))
         is_known = not self.owes_turns and (self.resumes or (has_tried and not self.anew))
         is_settled = is_known or (is_hopeless and len(rivals) == 1)
-        if is_settled or most_turns < 1:
-            return self._decide_untimed(own_s, first, known)
-        if is_hopeless and (due_s := budget.due_s(rivals, turns)) > elapsed_s:
-            return replace(self._decide_untimed(own_s, first, known), due_s=due_s)
+        if is_settled or most_turns < 1 or (is_hopeless and budget.affordable_s(rivals, turns) > elapsed_s):
+            untimed = self._decide_untimed(own_s, first, known)
+            owes_turns = is_hopeless and not is_settled
+            return replace(untimed, due_s=budget.due_s(rivals, _AGAIN_TURNS)) if owes_turns else untimed
         others, base_s = ("", exact_s) if is_hopeless else (f" with {exact_name}", math.nan)
         self.say(f"auto is still searching: the best {len(rivals)} take turns{others}.")
         self.end_trial()

@@ -54,19 +54,26 @@ class TurnBudget:
         timed += [] if exact is None else [(exact, known_s)]
         num_steps = sum(self.trials.num_steps(plan) for plan, _ in timed)
         turn_s = sum(self.trials.num_steps(plan, step_s) * step_s for plan, step_s in timed)
-        leaving_s = self.leaving_s * sum(rival.plan.exchanges_weights for rival in rivals)
+        leaving_s = self._leaving_s(rivals)
         means = _LEAVING * self.elapsed_s / leaving_s if leaving_s else math.inf
         room = min(self.steps_left / num_steps, (self.most_s - self.elapsed_s) / turn_s)  # `//` makes NaN of infinity
         return min(max(at_least, room), means)
 
-    def due_s(self, rivals: Sequence[Finalist], num_turns: int) -> float:
-        """Return the time since the run began from which on turns of these plans alone are affordable.
+    def affordable_s(self, rivals: Sequence[Finalist], num_turns: int) -> float:
+        """Return the time since the run began from which on so many turns of these plans alone are affordable.
 
-        A turn costs its switch, and what its steps take longer than those of the best.
+        A turn costs its switch, what its steps take longer than those of the best, and means of weights.
         """
         least_s = min(rival.tried_s * rival.ratio for rival in rivals)
-        longer_s = [
-            self.trials.num_steps(rival.plan, rival.tried_s) * (rival.tried_s * rival.ratio - least_s)
-            for rival in rivals
-        ]
-        return (self.spent_s + num_turns * (len(rivals) * self.switch_s + sum(longer_s))) / _SHARE
+        cost_s = self._leaving_s(rivals) + len(rivals) * self.switch_s
+        for rival in rivals:
+            cost_s += self.trials.num_steps(rival.plan, rival.tried_s) * (rival.tried_s * rival.ratio - least_s)
+        return (self.spent_s + num_turns * cost_s) / _SHARE
+
+    def due_s(self, rivals: Sequence[Finalist], num_turns: int) -> float:
+        """Return the time from which on they are affordable, and a tenth of the steps from now on has room for them."""
+        steps_s = sum(self.trials.num_steps(rival.plan, rival.tried_s) * rival.tried_s for rival in rivals)
+        return max(self.affordable_s(rivals, num_turns), self.elapsed_s + num_turns * steps_s / _SHARE)
+
+    def _leaving_s(self, rivals: Sequence[Finalist]) -> float:
+        return self.leaving_s * sum(rival.plan.exchanges_weights for rival in rivals)
