@@ -27,7 +27,7 @@ def _bind_operators():
     """Let torch.ops have all operators before threads ask for them.
 
     torch makes one at its first use, without a lock, and its dispatcher keeps a pointer to what it was given. Where two
-    threads are the first under a mode, each makes its own, the namespace keeps one, and the pointer may be to the other.
+    threads are the first under a mode, each makes its own: the namespace keeps one, the pointer may be to the other.
     """
     for name in torch._C._dispatch_get_all_op_names():
         namespace, operator = name.split("::")

@@ -224,7 +224,7 @@ def asking(monkeypatch):
     monkeypatch.setattr(tuner, "_ENOUGH_S", 0.0)
     refused = []
 
-    def search(self, num_trials):
+    def search(self):
         trials = []
         for genes in ASKED:
             trials.append((yield genes, math.inf))
@@ -351,7 +351,7 @@ class ReturnsOdd(Returns):
 def test_what_is_not_known_of_a_training_is_not_tried(monkeypatch, kind, optimizer, admitted):
     asked = []
 
-    def search(self, num_trials):
+    def search(self):
         genes = {"tasc": {"agreement": "leader", "ratio": 0.1}, "local": {"every": 2}}
         asked.append([name for name, settings in genes.items() if self.quality.admits(Gene(name, settings))])
         trial = yield Genome(Gene("exact", {"bits": 32})), math.inf

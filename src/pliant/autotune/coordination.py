@@ -1,8 +1,7 @@
 """Exchange among the ranks of a run while its plan is chosen: the first asks and decides, and tells the others."""
 
 import json
-import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -11,11 +10,10 @@ from pliant.comm.base import Comm
 from pliant.comm.small_gather import gather_small
 from pliant.comm.text_broadcast import broadcast_text
 from pliant.engine.trial import PlanOnTrial
-from pliant.planner import Genome, Quality, SearchResult, Trial
+from pliant.planner import Genome, Quality, Trial
 from pliant.spec import SyncPlan, from_json, to_json
 
 __all__ = [
-    "advance_search",
     "has_failed",
     "holds_on_all",
     "share_finalists",
@@ -24,8 +22,6 @@ __all__ = [
     "share_request",
     "slowest_s",
 ]
-
-_log = logging.getLogger("pliant")
 
 
 def holds_on_all(comm: Comm, mine: bool) -> bool:
@@ -90,18 +86,3 @@ def share_finalists(
         Finalist(from_json(SyncPlan, text), *figures)
         for text, *figures in json.loads(broadcast_text(json.dumps(mine), comm))
     ]
-
-
-def advance_search(
-    asking: Generator[tuple[Genome, float], Trial, SearchResult] | None, trial: Trial | None
-) -> tuple[tuple[Genome, float] | None, SearchResult | None]:
-    """Give a search the result of a trial, or begin it; return its next wish, or its result."""
-    if asking is None:
-        return None, None
-    try:
-        return (next(asking) if trial is None else asking.send(trial)), None
-    except StopIteration as end:
-        return None, end.value
-    except Exception as error:  # noqa: BLE001  none could be in force, or it failed: training goes on without it
-        _log.warning("auto keeps torch's own exchange: %s: %s.", type(error).__name__, error)
-        return None, None

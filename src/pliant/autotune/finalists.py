@@ -8,12 +8,22 @@ from pliant.autotune.summary import Choice
 from pliant.planner import Genome, Quality, SearchResult, Trial
 from pliant.spec import SyncPlan
 
-__all__ = ["LEAVE_ABOVE", "Finalist", "PlanDecision", "select_finalists"]
+__all__ = [
+    "LEAVE_ABOVE",
+    "UNEQUAL",
+    "Finalist",
+    "PlanDecision",
+    "is_as_predicted",
+    "select_finalists",
+    "trial_of",
+]
 
 _NEAR = 1.25
 """Largest time of a finalist over the least."""
 LEAVE_ABOVE = 1.03
 """Least gain, as a factor, for which a plan that was timed is left for another: near ties do not alternate."""
+UNEQUAL = 2.0
+"""Times that a plan may be quicker than predicted, or may have changed more than another since, on one network."""
 
 
 class Finalist(NamedTuple):
@@ -70,3 +80,18 @@ def select_finalists(found: SearchResult, in_force: Trial | None, quality: Quali
         return [in_force]
     best_first = sorted(sound, key=lambda t: cost_s[t.genes])
     return [t for t in best_first if cost_s[t.genes] <= _NEAR * least_s][:most]
+
+
+def trial_of(genes: Genome, found: SearchResult | None) -> Trial | None:
+    """Return the trial of a plan, if it has times."""
+    trials = () if found is None else found.trials
+    return next((trial for trial in trials if trial.genes == genes and trial.steps_s), None)
+
+
+def is_as_predicted(found: SearchResult | None, in_force: Trial) -> bool:
+    """Say whether no trial took less than half of its prediction; if one did, the network may be another now."""
+    if found is None:
+        return False
+    pairs = zip(found.trials, found.predicted_s, strict=False)  # a result may be without predictions
+    seen = [(trial.step_s, s) for trial, s in pairs if trial.status == "ok" and trial != in_force]
+    return not any(UNEQUAL * step_s < predicted_s for step_s, predicted_s in seen)

@@ -1,5 +1,6 @@
 """Measurements of machine and links: short before the first plan is chosen, and longer once a run has the time."""
 
+import math
 from collections.abc import Sequence
 
 from pliant.autotune.recall import Conditions
@@ -10,9 +11,9 @@ from pliant.network.machine import measure_machine
 from pliant.network.probing import probe
 from pliant.spec import Topology
 
-__all__ = ["PROBES", "NetworkMeasurements"]
+__all__ = ["NetworkMeasurements"]
 
-PROBES = 40
+_PROBES = 40
 """Times of a probe that a run trains before it probes links that a first look has not shown: a probe of hosts that are
 not even may take twice its time, so that is a twentieth."""
 _OF_TIMEOUT = 0.4
@@ -42,6 +43,10 @@ class NetworkMeasurements:
     def recall(self, known: Conditions) -> None:
         """Take over what an earlier run has left."""
         self.overheads, self.topology, self.is_complete = known.overheads, known.topology, known.knows_links
+
+    def due_s(self, probe_s: float) -> float:
+        """Return the time since the run began from which on links are probed; inf for never."""
+        return math.inf if self.is_complete else _PROBES * probe_s
 
     def look(self, watched: WatchedSteps, probe_s: float) -> None:
         """Measure the machine, and links by a first look; by a probe where all ranks are on one host. Collective.

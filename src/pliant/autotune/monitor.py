@@ -51,6 +51,12 @@ class MonitorResult:
     violation: BoundViolation | None
     """Which figure was beyond which bound, if any."""
 
+    @property
+    def reason(self) -> str:
+        """Reason for which a search follows."""
+        took = f"steps took {1e3 * self.step_s:.4g} ms instead of {1e3 * self.usual_s:.4g} ms"
+        return took if self.changed else "there is time for it now"
+
 
 class StepMonitor:
     """Monitors the plan in force until step times change, a search is due, or a quality bound is crossed.

@@ -2,12 +2,21 @@
 
 import math
 import statistics
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from pliant.autotune.coordination import advance_search, share_finalists, share_numbers, share_request
-from pliant.autotune.finalists import LEAVE_ABOVE, Finalist, PlanDecision, select_finalists
+from pliant.autotune.asking import Asking
+from pliant.autotune.coordination import share_finalists, share_number, share_numbers, share_request
+from pliant.autotune.finalists import (
+    LEAVE_ABOVE,
+    UNEQUAL,
+    Finalist,
+    PlanDecision,
+    is_as_predicted,
+    select_finalists,
+    trial_of,
+)
 from pliant.autotune.options import Auto
 from pliant.autotune.recall import Conditions, Recalled
 from pliant.autotune.rejected import UNDONE, RejectedPlans
@@ -32,8 +41,6 @@ _FINALISTS = 3
 """So many of the best are held against each other."""
 _HOPELESS = 1.5
 """Times of the best plan from which on exact training is not held against it."""
-_UNEQUAL = 2.0
-"""Times that a plan may be quicker than predicted, or may have changed more than another since, on one network."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,48 +82,58 @@ class PlanSearch:
         known = self.conditions
         return partial(scheduled_plan, workload=known.workload, topology=known.topology, overheads=known.overheads)
 
-    def try_plans(self, pays: Callable[[float], bool]) -> Steps[SearchResult | None]:
+    @cached_property
+    def asking(self) -> Asking:
+        """Search of the first rank, which has predicted what it asks for first."""
+        return Asking(self._search() if self.comm.rank == 0 else None)
+
+    def weigh(self, pays: Callable[[float], bool]) -> None:
+        """Drop the search where it does not pay. A known plan comes first, whatever is predicted.
+
+        Args:
+            pays: Says on the first rank whether to try any, told how many times sooner than torch's own exchange the
+                first is predicted to get to the same accuracy.
+
+        """
+        wish, found = self.asking.wish, self.asking.found
+        if not self.is_known and (wish or found):  # one of them, on the first rank, unless predictions have failed
+            first = self.in_force.genes if wish is None else wish[0]
+            if not pays(self.searches.gain(first, self.in_force, self._own_s(None), self.quality)):
+                self.asking.drop()
+
+    def is_idle(self) -> bool:
+        """Say whether it would try no plan, and let none take turns. Collective."""
+        return not (self.owes_turns or share_number(self.comm, self.asking.wish is not None))
+
+    def try_plans(self) -> Steps[SearchResult | None]:
         """Try the plans that the first rank asks for; return the result of the search there, and None elsewhere.
 
         The last one stays in force, on trial: it is often the one that is kept, and to leave it costs a mean of weights
         where ranks are apart.
-
-        Args:
-            pays: Says on the first rank whether to try any, told how many times sooner than torch's own exchange the
-                first is predicted to get to the same accuracy. A known plan comes first, whatever is predicted.
-
         """
-        most = self.auto.max_trials if self.anew else min(_AGAIN_TRIALS, self.auto.max_trials)
-        asking = self._search(most) if self.comm.rank == 0 else None
-        asked, found = advance_search(asking, None)
-        if not self.is_known and (asked or found):  # one of them, on the first rank, unless predictions have failed
-            first = self.in_force.genes if asked is None else asked[0]
-            if not pays(self.searches.gain(first, self.in_force, self._own_s(None), self.quality)):
-                asked = found = None
-        number = 0
-        while (wanted := share_request(self.comm, asked, self.plan_of)) is not None:
+        asking, number = self.asking, 0
+        while (wanted := share_request(self.comm, asking.wish, self.plan_of)) is not None:
             number += 1
-            self.say(f"auto is still searching: trial {number} of at most {most} is under way.")
+            self.say(f"auto is still searching: trial {number} of at most {self._most_trials} is under way.")
             began, began_s = self.trials.steps, self.searches.elapsed_s
             self.end_trial()
             blocks_s, why = yield from self.trials.time_plan(*wanted, stays=True)
             steps_s = (self.trials.steps - began) * statistics.median(blocks_s or [0.0])
             self.searches.lost_s.append(self.searches.elapsed_s - began_s - steps_s)
+            genes = asking.wish[0] if asking.wish else None
             if why:
-                self.rejected.note_failure(UNDONE, why, wanted[0], {wanted[0].hash: asked[0]} if asked else {})
-            if asked is not None:
+                self.rejected.note_failure(UNDONE, why, wanted[0], {wanted[0].hash: genes} if genes else {})
+            if genes:
                 status = "failed" if why else "aborted" if len(blocks_s) == 1 else "ok"
-                trial = Trial(genes=asked[0], steps_s=tuple(blocks_s), status=status, reason=why)
-                asked, found = advance_search(asking, trial)
-        return found
+                asking.tell(Trial(genes=genes, steps_s=tuple(blocks_s), status=status, reason=why))
+        return asking.found
 
     def holds(self, found: SearchResult | None) -> bool:
         """Say whether the known plan took the time that it took then; on other ranks than the first always."""
         if self.comm.rank or self.recalled.experience is None:
             return True
-        kept = self.recalled.experience.kept
-        tried = found is not None and any(trial.genes == kept and trial.status == "ok" for trial in found.trials)
-        return found is not None and tried and found.stopped != CHANGED
+        kept, trials = self.recalled.experience.kept, () if found is None or found.stopped == CHANGED else found.trials
+        return any(trial.genes == kept and trial.status == "ok" for trial in trials)
 
     def decide(self, found: SearchResult | None, exact_name: str) -> Steps[PlanDecision]:
         """Hold the best of a search against each other, and against exact training where that is not hopeless.
@@ -138,10 +155,10 @@ class PlanSearch:
         known = {self.plan_of(trial.genes).hash: trial.genes for trial in best_found}
         rivals = [each for each in shared if each.plan.hash != exact.hash]
         kept = shared[0] if shared else Finalist(exact, True, 1.0, math.nan)
-        tried, searches = self._tried_exact(found), self.searches
-        figures = [tried is not None, self._trusts_exact_s(found), self._own_s(found)]
+        searches, has_tried = self.searches, trial_of(self.exact, found) is not None
+        figures = [has_tried, is_as_predicted(found, self.in_force), self._own_s(found)]
         figures += [searches.elapsed_s, searches.leaving_s, searches.switch_s, searches.spent_s]
-        has_tried, is_trusted, own_s, elapsed_s, leaving_s, switch_s, spent_s = share_numbers(self.comm, figures)
+        has_tried, is_trusted, own_s, *times_s = share_numbers(self.comm, figures)
         exact_s = own_s if is_trusted else math.nan
         if self.is_known:
             return self._decide_untimed(own_s, kept, known)
@@ -150,22 +167,13 @@ class PlanSearch:
         first = rivals[0]
         is_hopeless = exact_s > _HOPELESS * first.tried_s * first.ratio
         turns = _TURNS if self.anew else _AGAIN_TURNS
-        budget = TurnBudget(
-            trials=self.trials,
-            steps_left=self.steps_left(),
-            elapsed_s=elapsed_s,
-            most_s=self.most_s,
-            leaving_s=leaving_s,
-            switch_s=switch_s,
-            spent_s=spent_s,
-        )
+        budget = TurnBudget(self.trials, self.steps_left(), self.most_s, *times_s)
         most_turns = budget.most_turns(rivals, None if is_hopeless else exact, exact_s, at_least=int(self.anew))
-        is_known = not self.owes_turns and (self.resumes or (has_tried and not self.anew))
-        is_settled = is_known or (is_hopeless and len(rivals) == 1)
-        if is_settled or most_turns < 1 or (is_hopeless and budget.affordable_s(rivals, turns) > elapsed_s):
-            untimed = self._decide_untimed(own_s, first, known)
-            owes_turns = is_hopeless and not is_settled
-            return replace(untimed, due_s=budget.due_s(rivals, _AGAIN_TURNS)) if owes_turns else untimed
+        is_answered = self.resumes or bool(has_tried and not self.anew)
+        is_settled = (is_answered and not self.owes_turns) or (is_hopeless and len(rivals) == 1)
+        if is_settled or most_turns < 1 or (is_hopeless and budget.affordable_s(rivals, turns) > budget.elapsed_s):
+            due_s = budget.due_s(rivals, _AGAIN_TURNS) if is_hopeless and not is_settled else math.inf
+            return replace(self._decide_untimed(own_s, first, known), due_s=due_s)
         others, base_s = ("", exact_s) if is_hopeless else (f" with {exact_name}", math.nan)
         self.say(f"auto is still searching: the best {len(rivals)} take turns{others}.")
         self.end_trial()
@@ -180,7 +188,7 @@ class PlanSearch:
         since = [r.tried_s / s for r, s in zip(rivals, compared.plans_s, strict=True) if not math.isnan(s)]
         now_s = compared.plans_s[compared.best] if adopted else compared.exact_s
         expected_s = statistics.median(since) * now_s if since else math.nan
-        if since and max(since) > _UNEQUAL * min(since):  # turns were on two networks: the first windows find it out
+        if since and max(since) > UNEQUAL * min(since):  # turns were on two networks: the first windows find it out
             expected_s = best.tried_s
         genes = known.get(best.plan.hash, self.exact) if adopted else self.exact
         return PlanDecision(best, genes, compared.gains, adopted, expected_s, predicted=is_hopeless)
@@ -240,16 +248,16 @@ class PlanSearch:
 
     def _own_s(self, found: SearchResult | None) -> float:
         """Return the step time of torch's own exchange, seen or predicted, on the first rank."""
-        tried = self._tried_exact(found)
+        tried = trial_of(self.exact, found)
         if self.in_force.genes == self.exact:
             return self.in_force.step_s
         return self.searches.step_s(self.exact) if tried is None else tried.step_s
 
-    def _tried_exact(self, found: SearchResult | None) -> Trial | None:
-        trials = () if found is None else found.trials
-        return next((trial for trial in trials if trial.genes == self.exact and trial.steps_s), None)
+    @property
+    def _most_trials(self) -> int:
+        return self.auto.max_trials if self.anew else min(_AGAIN_TRIALS, self.auto.max_trials)
 
-    def _search(self, num_trials: int) -> Generator[tuple[Genome, float], Trial, SearchResult]:
+    def _search(self) -> Generator[tuple[Genome, float], Trial, SearchResult]:
         workload, topology, before = self.conditions.workload, self.conditions.topology, self.recalled.experience
         kept = before if self.is_known else None
         overheads = self.conditions.overheads if kept is None else kept.learned_overheads
@@ -267,13 +275,5 @@ class PlanSearch:
         )
         space = Space(workload, topology, self.quality)
         features = CostFeatures(workload, topology, overheads, workload.rank_factors)
-        given = space, features, seeds, self.in_force, num_trials, start
+        given = space, features, seeds, self.in_force, self._most_trials, start
         return (yield from self.searches.search(*given, resumes=self.resumes))
-
-    def _trusts_exact_s(self, found: SearchResult | None) -> bool:
-        """Say whether no trial took less than half of its prediction; if one did, the network may be another now."""
-        if found is None:
-            return False
-        pairs = zip(found.trials, found.predicted_s, strict=False)  # a result may be without predictions
-        seen = [(trial.step_s, s) for trial, s in pairs if trial.status == "ok" and trial != self.in_force]
-        return not any(_UNEQUAL * step_s < predicted_s for step_s, predicted_s in seen)

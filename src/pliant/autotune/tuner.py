@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pliant.autotune.coordination import holds_on_all, share_number
-from pliant.autotune.measurements import PROBES, NetworkMeasurements
+from pliant.autotune.measurements import NetworkMeasurements
 from pliant.autotune.monitor import MonitorResult, StepMonitor
 from pliant.autotune.options import Auto
 from pliant.autotune.plan_in_force import PlanInForce
@@ -22,7 +22,7 @@ from pliant.autotune.tunable_run import TunableRun
 from pliant.autotune.watching import WATCHED_STEPS, WatchedSteps, observe_run, resume_steps, watch_first_steps
 from pliant.comm.base import Comm
 from pliant.engine.joint_optimizer import optimizer_name
-from pliant.planner import Scale, Trial, all_of
+from pliant.planner import Scale, SearchResult, Trial, all_of
 from pliant.planner.challenge import is_changed
 from pliant.profiling.observe import Observation
 from pliant.spec import Topology, Workload
@@ -101,7 +101,7 @@ class AutoTuner(PlanInForce):
     def _tune(self) -> Steps[None]:
         yield from self._watch()
         self._searches = Searches(self._auto)
-        hold_steps, before, result = _HOLD_STEPS, "", None
+        hold_steps, before, result, probes = _HOLD_STEPS, "", None, False
         expected_s = yield from self._choose_again()
         if expected_s is None and self._observation is None:
             self._observation = observe_run(self._run, WATCHED_STEPS)
@@ -109,8 +109,11 @@ class AutoTuner(PlanInForce):
             self._searches.limits = self._auto
         workload = self.watched.workload
         while True:
+            if probes and result is not None:
+                self._measured.probe(self._short.probe_s(result.step_s, self._auto.probe_s))
+            elif expected_s is None:
+                self._measured.look(self.watched, self._auto.probe_s)
             if result is not None or expected_s is None:
-                self._measure(result)
                 expected_s = yield from self._choose(workload, self._measured.topology, result)
             if result is not None and result.changed:
                 restless = self._run.plan.hash == before or result.steps < 2 * hold_steps
@@ -124,14 +127,14 @@ class AutoTuner(PlanInForce):
                     self._give_up(result.violation, workload)
                 elif not self._auto.may_search(result.step_s, self._run.steps):
                     self._auto = replace(self._auto, watch=False)  # the rest is too short for another search
-                elif self._leave(workload):
-                    break
+                else:
+                    probes = result.changed or self._wants_probe()
+                    if not probes or self._leave(workload):  # nothing else may be under way while links are measured
+                        break
                 result = yield from self._monitor(hold_steps)
             self._searches.limits = self._auto = self._auto.limited(result.step_s, self._run.steps)
             if self._comm.rank == 0:
-                took = f"steps took {1e3 * result.step_s:.4g} ms instead of {1e3 * result.usual_s:.4g} ms"
-                why = took if result.changed else "there is time for it now"
-                _log.info("auto searches again after step %d: %s.", self._run.steps, why)
+                _log.info("auto searches again after step %d: %s.", self._run.steps, result.reason)
 
     def _watch(self) -> Steps[None]:
         run, observation, comm, known = self._run, self._observation, self._comm, self._recalled.known
@@ -143,22 +146,15 @@ class AutoTuner(PlanInForce):
             self._rejected.add(all_of("tasc"))  # whose curvature nobody could feel
         self._auto = self._auto.limited(self.watched.step_s, run.steps)
 
-    def _measure(self, result: MonitorResult | None) -> None:
-        """Measure what the next search needs: all at first, and links after a change or where they are not known."""
-        auto, known = self._auto, self._measured
-        if result is None:
-            known.look(self.watched, auto.probe_s)
-        elif result.changed or (not known.is_complete and self._elapsed_s() >= PROBES * auto.probe_s):
-            known.probe(self._short.probe_s(result.step_s, auto.probe_s))
-
-    def _elapsed_s(self) -> float:
-        return share_number(self._comm, self._searches.elapsed_s)
+    def _wants_probe(self) -> bool:
+        """Say whether links are not known, and there was time enough for a probe. Collective."""
+        due_s = self._measured.due_s(self._auto.probe_s)
+        return math.isfinite(due_s) and share_number(self._comm, self._searches.elapsed_s) >= due_s
 
     def _due_s(self) -> float:
         """Return the time from now on after which a search goes on, or unknown links are probed; inf for never."""
-        links_s = math.inf if self._measured.is_complete else PROBES * self._auto.probe_s
-        due_s = min(links_s, self._resumes_s)
-        return due_s if math.isinf(due_s) else due_s - self._elapsed_s()
+        due_s = min(self._measured.due_s(self._auto.probe_s), self._resumes_s)
+        return due_s if math.isinf(due_s) else due_s - share_number(self._comm, self._searches.elapsed_s)
 
     def _choose_again(self) -> Steps[float | None]:
         """Put the plan of an earlier run in force; return its step time, or None if conditions are others now."""
@@ -213,7 +209,14 @@ class AutoTuner(PlanInForce):
             self.prospects = Prospects(gain=gain, conditions=conditions, quality=search.quality, seed=self._auto.seed)
             return self._auto.pays(gain, in_force.step_s, began)
 
-        found = yield from search.try_plans(pays)
+        search.weigh(pays)
+        if result is not None and self._run.plan.hash != self._exact.plan("auto").hash:  # it is still in force
+            if search.is_idle():
+                self._note_due(search.asking.found, math.inf)
+                return math.nan
+            if not self._leave(workload):
+                return math.nan
+        found = yield from search.try_plans()
         if is_known and not holds_on_all(self._comm, search.holds(found)):
             self._recalled.note("Its plan took another time than then, or failed, so that all was measured anew.")
             self.end_trial()
@@ -224,8 +227,7 @@ class AutoTuner(PlanInForce):
         self._is_exact, self._genes = decision.best.is_exact or not decision.adopted, decision.genes
         if found is not None:
             search.keep(found, self._genes, decision.expected_s)
-        resumes_s = share_number(self._comm, math.inf if found is None else found.resumes_s)
-        self._resumes_s, self._owes_turns = min(resumes_s, decision.due_s), math.isfinite(decision.due_s)
+        self._note_due(found, decision.due_s)
         if self._run.plan.hash != chosen.hash:
             self.end_trial()
         if failure := self._guard.begin(chosen):
@@ -239,6 +241,11 @@ class AutoTuner(PlanInForce):
         advice = self._advise(workload, topology, step_s)
         self.explanation = self._chosen_why = "\n".join([why, advice, *self._rejected.failures])
         return decision.expected_s
+
+    def _note_due(self, found: SearchResult | None, turns_s: float) -> None:
+        """Note when a search that has found this goes on, and the time from which on turns are affordable."""
+        resumes_s = share_number(self._comm, math.inf if found is None else found.resumes_s)
+        self._resumes_s, self._owes_turns = min(resumes_s, turns_s), math.isfinite(turns_s)
 
     def _new_search(
         self, conditions: Conditions, in_force: Trial, result: MonitorResult | None, *, is_known: bool

@@ -16,15 +16,15 @@ _LEAVING = 0.1
 """Share of a search that means of weights may take, with which turns of plans end that keep ranks apart."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TurnBudget:
     """Room for turns; the same on all ranks, since times are the first rank's.
 
     Args:
         trials: Runs the turns.
         steps_left: Steps that they may take.
-        elapsed_s: Time since the run began.
-        most_s: Time since then by which they should end.
+        most_s: Time since the run began by which they should end.
+        elapsed_s: Time since then.
         leaving_s: Time of the means with which ranks leave a plan that keeps them apart.
         switch_s: Time that a plan's turn costs beside its steps.
         spent_s: Time that trials have cost beside theirs.
@@ -33,8 +33,8 @@ class TurnBudget:
 
     trials: TrialRunner
     steps_left: float
-    elapsed_s: float
     most_s: float
+    elapsed_s: float
     leaving_s: float
     switch_s: float
     spent_s: float
