@@ -107,15 +107,28 @@ def test_the_first_plan_is_cheap_to_leave_where_that_costs_a_tenth_of_a_step_at_
     assert asked[0].base.family == ("gossip" if apart else "tasc")
 
 
+class Alike(Rough):
+    """Predicts the same for plans of two families."""
+
+    def predict(self, candidates):
+        step_s = [{"gossip": 1.0, "tasc": 1.0}.get(genes.base.family, 9.0) for genes in candidates]
+        factors = [space().quality.factor(genes) for genes in candidates]
+        return np.log(np.array(step_s) / factors), np.full(len(step_s), 0.1)
+
+
+def test_what_was_measured_and_predicted_counts_for_a_plan_that_would_save_nothing():
+    found, asked = run(Alike())
+    waits, same = run(Alike(), prepared_s=100.0)
+    assert same == asked
+    assert waits.resumes_s == pytest.approx(found.resumes_s + 10 * 100.0)
+    found, asked = run(Wrong("local"))
+    _, promising = run(Wrong("local"), prepared_s=100.0)
+    assert asked[: len(promising)] == promising
+    assert len(promising) > 1  # since the first disappoints, and the next is predicted to be better
+
+
 def test_a_trial_that_costs_too_much_now_is_made_once_a_tenth_of_the_time_suffices():
     """Ranks that gossip are left with a mean of weights; `tasc` is as good, and is tried first."""
-
-    class Alike(Rough):
-        def predict(self, candidates):
-            step_s = [{"gossip": 1.0, "tasc": 1.0}.get(genes.base.family, 9.0) for genes in candidates]
-            factors = [space().quality.factor(genes) for genes in candidates]
-            return np.log(np.array(step_s) / factors), np.full(len(step_s), 0.1)
-
     clock = made_up_clock()
     found, asked = run(Alike(), clock=clock, leaving_s=50.0)
     assert [genes.base.family for genes in asked] == ["tasc"]

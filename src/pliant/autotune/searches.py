@@ -39,7 +39,7 @@ class Searches:
         """Time that each trial has cost beside its steps: switches, and steps that are slow after them."""
         self._cells: list[tuple[CostFeatures, Sequence[Trial]]] = []
         """What the last ones have tried."""
-        self._spent_s = 0.0
+        self._spent_s, self._prepared_s = 0.0, math.nan
         self._began_s = time.perf_counter()
         self._model: Predictor | None = None
 
@@ -75,7 +75,7 @@ class Searches:
         return statistics.median(self.lost_s[1:] or self.lost_s or [0.0])
 
     @property
-    def spent_s(self) -> float:
+    def lost_in_trials_s(self) -> float:
         """Return what trials have cost beside their steps; the first costs nothing, since some plan must be first."""
         return sum(self.lost_s[1:])
 
@@ -122,9 +122,10 @@ class Searches:
             known=known,
             seed=self.limits.seed,
         )
+        prepared_s = self.elapsed_s if math.isnan(self._prepared_s) else self._prepared_s  # all was measured before
         start = replace(start, began_s=self._began_s, leaving_s=self.leaving_s, clock=time.perf_counter)
-        found = yield from challenge_steps(space, model, limits, start)
-        self._spent_s = found.spent_s
+        found = yield from challenge_steps(space, model, limits, replace(start, prepared_s=prepared_s))
+        self._spent_s, self._prepared_s = found.spent_s, max(prepared_s, found.prepared_s)
         self._cells = [*self._cells[1 - _CELLS :], (features, found.trials)]
         return found
 

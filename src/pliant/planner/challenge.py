@@ -55,6 +55,8 @@ class SearchStart:
     spent_s: float | None = None
     """Time that trials have cost in an earlier search under the same conditions, whose trials are known; None if there
     was none."""
+    prepared_s: float = 0.0
+    """Time that measurements and predictions have cost before."""
     reference: Genome | None = None
     """Plan that is tried where no other is predicted to be better, so that a wrong prediction is found out."""
     fits: Callable[[Genome], bool] = lambda _: True
@@ -86,8 +88,8 @@ def challenge_steps(
 
     The search ends when nothing of this is left. It ends for now when challengers would have cost a tenth of the time
     since the run began, less what the next one is predicted to save in 100 steps. A challenger costs the time of its
-    trial, with the means of weights, less what the best plan would have taken for its steps. If nothing was tried by
-    then, the reference is.
+    trial, with the means of weights, less what the best plan would have taken for its steps. For one that is predicted
+    to save nothing, measurements and predictions count too. If nothing was tried by then, the reference is.
 
     Args:
         space: What may be chosen.
@@ -97,8 +99,9 @@ def challenge_steps(
 
     """
     book = _Book(space, model, limits, start)
-    first = start.first if start.first is not None and start.first in space else None
+    first, asked_s = start.first if start.first is not None and start.first in space else None, start.clock()
     plans = _plans(space, model, limits)
+    prepared_s = start.prepared_s + start.clock() - asked_s
     end_s, spent_s, ties = math.inf, start.spent_s or 0.0, 0 if first is not None else _TIES
     while True:
         least_s, tried = book.least_s, start.spent_s is not None or bool(book.num_run)
@@ -113,11 +116,12 @@ def challenge_steps(
             return book.close(f"{limits.max_trials} trials were run")
         if tried and start.clock() > end_s:
             return book.close(f"{limits.max_seconds:g} s were over")
-        cost_s = spent_s + book.loss_s(wanted) if tried else 0.0
+        loss_s = book.loss_s(wanted) if tried else -spent_s
+        cost_s = spent_s + loss_s + (prepared_s if loss_s > 0 else 0.0)
         if cost_s > _SHARE * (start.clock() - start.began_s):
             found = book.close("challengers would have cost more than a tenth of the time since the run began")
             resumes_s = max(cost_s / _SHARE, _LATER * (start.clock() - start.began_s))
-            return replace(found, spent_s=spent_s, resumes_s=resumes_s)
+            return replace(found, spent_s=spent_s, prepared_s=prepared_s, resumes_s=resumes_s)
         expected_s, first = start.expected_s if first is not None else 0.0, None
         limit_s = math.inf if expected_s else _RACE * least_s / space.quality.factor(wanted)
         before_s, before = start.clock(), start.steps()

@@ -83,6 +83,8 @@ class SearchResult:
     """Step times that were predicted before each trial; empty where they were not kept."""
     spent_s: float = 0.0
     """Time that trials have cost, beyond that of their steps under the best plan."""
+    prepared_s: float = 0.0
+    """Time that measurements and predictions have cost."""
     resumes_s: float = math.inf
     """Time since the run began from which on the next trial is affordable; inf if none is wanted."""
 
