@@ -54,7 +54,7 @@ class PlanDecision:
     predicted: bool = False
     """Whether the time of torch's own exchange was known or predicted, and took no turn."""
     due_s: float = math.inf
-    """Time since the run began from which on turns of the best are affordable; inf if none are owed."""
+    """Time since the run began from which on turns of the best are affordable; inf if none are due."""
 
     def plan(self, exact: SyncPlan) -> SyncPlan:
         """Return the plan that is kept: the best, or the exact one."""

@@ -63,7 +63,7 @@ class PlanSearch:
     """Whether nothing is known of these conditions; else it is a short search."""
     resumes: bool
     """Whether it goes on where the last one has ended, and not after a change."""
-    owes_turns: bool
+    awaits_turns: bool
     """Whether the last search has found plans to be held against each other once that is affordable."""
     steps_left: Callable[[], float]
     """Steps that trials and turns may still take; the same on all ranks."""
@@ -103,7 +103,7 @@ class PlanSearch:
 
     def is_idle(self) -> bool:
         """Say whether it would try no plan, and let none take turns. Collective."""
-        return not (self.owes_turns or share_number(self.comm, self.asking.wish is not None))
+        return not (self.awaits_turns or share_number(self.comm, self.asking.wish is not None))
 
     def try_plans(self) -> Steps[SearchResult | None]:
         """Try the plans that the first rank asks for; return the result of the search there, and None elsewhere.
@@ -146,10 +146,10 @@ class PlanSearch:
             exact_name: Of torch's own exchange.
 
         """
-        exact, holds_many = self.exact.plan("auto"), (self.anew and not self.is_known) or self.owes_turns
+        exact, holds_many = self.exact.plan("auto"), (self.anew and not self.is_known) or self.awaits_turns
         best_found = [] if self.anew else [self.in_force]
         if found is not None:
-            stays, most = (None if self.owes_turns else self._stays(found)), _FINALISTS if holds_many else 1
+            stays, most = (None if self.awaits_turns else self._stays(found)), _FINALISTS if holds_many else 1
             best_found = select_finalists(found, stays, self.quality, most)
         shared = share_finalists(self.comm, best_found, self.quality, self.plan_of)
         known = {self.plan_of(trial.genes).hash: trial.genes for trial in best_found}
@@ -170,7 +170,7 @@ class PlanSearch:
         budget = TurnBudget(self.trials, self.steps_left(), self.most_s, *times_s)
         most_turns = budget.most_turns(rivals, None if is_hopeless else exact, exact_s, at_least=int(self.anew))
         is_answered = self.resumes or bool(has_tried and not self.anew)
-        is_settled = (is_answered and not self.owes_turns) or (is_hopeless and len(rivals) == 1)
+        is_settled = (is_answered and not self.awaits_turns) or (is_hopeless and len(rivals) == 1)
         if is_settled or most_turns < 1 or (is_hopeless and budget.affordable_s(rivals, turns) > budget.elapsed_s):
             due_s = budget.due_s(rivals, _AGAIN_TURNS) if is_hopeless and not is_settled else math.inf
             return replace(self._decide_untimed(own_s, first, known), due_s=due_s)

@@ -71,7 +71,7 @@ class AutoTuner(PlanInForce):
         """Findings of the first steps, there once a search has begun."""
         self._short = ShortSearches(run, comm, self._exact.plan("auto"))
         self._measured = NetworkMeasurements(comm, hosts)
-        self._resumes_s, self._owes_turns = math.inf, False
+        self._resumes_s, self._awaits_turns = math.inf, False
         self._tuning = self._tune()
         next(self._tuning)
 
@@ -245,7 +245,7 @@ class AutoTuner(PlanInForce):
     def _note_due(self, found: SearchResult | None, turns_s: float) -> None:
         """Note when a search that has found this goes on, and the time from which on turns are affordable."""
         resumes_s = share_number(self._comm, math.inf if found is None else found.resumes_s)
-        self._resumes_s, self._owes_turns = min(resumes_s, turns_s), math.isfinite(turns_s)
+        self._resumes_s, self._awaits_turns = min(resumes_s, turns_s), math.isfinite(turns_s)
 
     def _new_search(
         self, conditions: Conditions, in_force: Trial, result: MonitorResult | None, *, is_known: bool
@@ -270,7 +270,7 @@ class AutoTuner(PlanInForce):
             quality=self._auto.quality_with(kind, scale, self._rejected.genes),
             anew=anew,
             resumes=(resumes := not (anew or result is None or result.changed)),
-            owes_turns=resumes and self._owes_turns,
+            awaits_turns=resumes and self._awaits_turns,
             steps_left=lambda: math.inf if anew else self._short.steps_left - (self._run.steps - began),
             most_s=math.inf if result is not None else self._auto.search_s(in_force.step_s, began),
             is_known=is_known,
