@@ -64,7 +64,7 @@ class PlanSearch:
     resumes: bool
     """Whether it goes on where the last one has ended, and not after a change."""
     awaits_turns: bool
-    """Whether the last search has found plans to be held against each other once that is affordable."""
+    """Whether it is to hold plans of earlier searches against each other, which is affordable now."""
     steps_left: Callable[[], float]
     """Steps that trials and turns may still take; the same on all ranks."""
     most_s: float

@@ -71,7 +71,7 @@ class AutoTuner(PlanInForce):
         """Findings of the first steps, there once a search has begun."""
         self._short = ShortSearches(run, comm, self._exact.plan("auto"))
         self._measured = NetworkMeasurements(comm, hosts)
-        self._resumes_s, self._awaits_turns = math.inf, False
+        self._resumes_s = self._turns_s = math.inf
         self._tuning = self._tune()
         next(self._tuning)
 
@@ -128,7 +128,7 @@ class AutoTuner(PlanInForce):
                 elif not self._auto.may_search(result.step_s, self._run.steps):
                     self._auto = replace(self._auto, watch=False)  # the rest is too short for another search
                 else:
-                    probes = result.changed or self._wants_probe()
+                    probes = result.changed or self._is_due(self._measured.due_s(self._auto.probe_s))
                     if not probes or self._leave(workload):  # nothing else may be under way while links are measured
                         break
                 result = yield from self._monitor(hold_steps)
@@ -146,14 +146,13 @@ class AutoTuner(PlanInForce):
             self._rejected.add(all_of("tasc"))  # whose curvature nobody could feel
         self._auto = self._auto.limited(self.watched.step_s, run.steps)
 
-    def _wants_probe(self) -> bool:
-        """Say whether links are not known, and there was time enough for a probe. Collective."""
-        due_s = self._measured.due_s(self._auto.probe_s)
+    def _is_due(self, due_s: float) -> bool:
+        """Say whether so much time has passed since the run began; inf is never due. Collective."""
         return math.isfinite(due_s) and share_number(self._comm, self._searches.elapsed_s) >= due_s
 
     def _due_s(self) -> float:
         """Return the time from now on after which a search goes on, or unknown links are probed; inf for never."""
-        due_s = min(self._measured.due_s(self._auto.probe_s), self._resumes_s)
+        due_s = min(self._measured.due_s(self._auto.probe_s), self._resumes_s, self._turns_s)
         return due_s if math.isinf(due_s) else due_s - share_number(self._comm, self._searches.elapsed_s)
 
     def _choose_again(self) -> Steps[float | None]:
@@ -212,7 +211,7 @@ class AutoTuner(PlanInForce):
         search.weigh(pays)
         if result is not None and self._run.plan.hash != self._exact.plan("auto").hash:  # it is still in force
             if search.is_idle():
-                self._note_due(search.asking.found, math.inf)
+                self._resumes_s = self._resumes(search.asking.found)
                 return math.nan
             if not self._leave(workload):
                 return math.nan
@@ -227,7 +226,8 @@ class AutoTuner(PlanInForce):
         self._is_exact, self._genes = decision.best.is_exact or not decision.adopted, decision.genes
         if found is not None:
             search.keep(found, self._genes, decision.expected_s)
-        self._note_due(found, decision.due_s)
+        left_s = self._turns_s if search.resumes and not search.awaits_turns else math.inf
+        self._resumes_s, self._turns_s = self._resumes(found), min(left_s, decision.due_s)
         if self._run.plan.hash != chosen.hash:
             self.end_trial()
         if failure := self._guard.begin(chosen):
@@ -242,10 +242,9 @@ class AutoTuner(PlanInForce):
         self.explanation = self._chosen_why = "\n".join([why, advice, *self._rejected.failures])
         return decision.expected_s
 
-    def _note_due(self, found: SearchResult | None, turns_s: float) -> None:
-        """Note when a search that has found this goes on, and the time from which on turns are affordable."""
-        resumes_s = share_number(self._comm, math.inf if found is None else found.resumes_s)
-        self._resumes_s, self._awaits_turns = min(resumes_s, turns_s), math.isfinite(turns_s)
+    def _resumes(self, found: SearchResult | None) -> float:
+        """Return the time since the run began from which on a search that has found this goes on. Collective."""
+        return share_number(self._comm, math.inf if found is None else found.resumes_s)
 
     def _new_search(
         self, conditions: Conditions, in_force: Trial, result: MonitorResult | None, *, is_known: bool
@@ -270,7 +269,7 @@ class AutoTuner(PlanInForce):
             quality=self._auto.quality_with(kind, scale, self._rejected.genes),
             anew=anew,
             resumes=(resumes := not (anew or result is None or result.changed)),
-            awaits_turns=resumes and self._awaits_turns,
+            awaits_turns=resumes and self._is_due(self._turns_s),
             steps_left=lambda: math.inf if anew else self._short.steps_left - (self._run.steps - began),
             most_s=math.inf if result is not None else self._auto.search_s(in_force.step_s, began),
             is_known=is_known,
