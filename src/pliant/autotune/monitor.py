@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from pliant.autotune.bounds import BoundCheck, BoundViolation, QualityBounds
+from pliant.autotune.finalists import UNEQUAL
 from pliant.autotune.quality_probe import QualityProbe
 from pliant.autotune.trials import UNCOUNTED, Steps, exchange_period, run_steps
 from pliant.autotune.tunable_run import TunableRun
@@ -92,8 +93,8 @@ class StepMonitor:
 
         Args:
             hold_steps: Steps before which no search begins, whatever they take.
-            expected_s: Step time when the plan was chosen, since the network may have changed; NaN if it is not known,
-                and then the first windows give the usual time.
+            expected_s: Step time when the plan was chosen, NaN if it is not known. The first windows give the usual time
+                unless they took twice as long, or half: then the search was of two networks.
             due_s: Time of training after which a search is due, even if nothing has changed.
 
         """
@@ -125,7 +126,7 @@ class StepMonitor:
             if len(first_s) < _FIRST_WINDOWS:
                 first_s.append(now_s)
                 usual_s = statistics.median(first_s)
-                at_once = not math.isnan(expected_s) and _is_different(usual_s, expected_s)
+                at_once = _is_different(usual_s, expected_s, UNEQUAL)  # never, if that is NaN
                 usual_s = expected_s if at_once else usual_s
             odd = odd + 1 if _is_different(now_s, usual_s) else 0
         changed = odd >= _ODD_WINDOWS
@@ -177,5 +178,5 @@ class StepMonitor:
         return BoundViolation(bound=bound, why=why)
 
 
-def _is_different(one_s: float, other_s: float) -> bool:
-    return max(one_s / other_s, other_s / one_s) > _CHANGED
+def _is_different(one_s: float, other_s: float, times: float = _CHANGED) -> bool:
+    return max(one_s / other_s, other_s / one_s) > times
