@@ -93,8 +93,8 @@ class StepMonitor:
 
         Args:
             hold_steps: Steps before which no search begins, whatever they take.
-            expected_s: Step time when the plan was chosen, NaN if it is not known. The first windows give the usual time
-                unless they took twice as long, or half: then the search was of two networks.
+            expected_s: Step time when the plan was chosen; NaN if it is not known. The first windows give the usual
+                time, unless steps took twice or half as long in them: then the search was of two networks.
             due_s: Time of training after which a search is due, even if nothing has changed.
 
         """
