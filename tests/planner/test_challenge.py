@@ -127,6 +127,17 @@ def test_what_was_measured_and_predicted_counts_for_a_plan_that_would_save_nothi
     assert len(promising) > 1  # since the first disappoints, and the next is predicted to be better
 
 
+def test_where_nothing_was_tried_and_nothing_is_predicted_to_be_better_one_plan_is_tried():
+    """What was watched says little of other plans, and a wrong prediction would never be found out."""
+    exact = Genome(Gene("exact", {"bits": 16}))
+    limits = SearchLimits(max_trials=12, num_drawn=40, known=[Trial(genes=exact, steps_s=(1.02,))])
+    _, asked = run(Alike(), limits, prepared_s=100.0)
+    assert [genes.base.family for genes in asked] in (["gossip"], ["tasc"])
+    other = Genome(Gene("exact", {"bits": 32}))
+    _, asked = run(Alike(), limits, prepared_s=100.0, reference=other)
+    assert asked[0] == other
+
+
 def test_a_trial_that_costs_too_much_now_is_made_once_a_tenth_of_the_time_suffices():
     """Ranks that gossip are left with a mean of weights; `tasc` is as good, and is tried first."""
     clock = made_up_clock()

@@ -84,12 +84,14 @@ def challenge_steps(
     The next trial is of the plan that is predicted to be the best, if it needs at most 0.95 of the best measured time.
     Of plans within 1.1 of it, the one is tried whose trial costs least: under a plan that keeps ranks apart it ends
     with a mean of their weights. Where there is no such plan, up to two that the model cannot tell from the best are
-    tried: of another family, and predicted within 1.05 of it; not so where a plan was kept earlier.
+    tried: of another family, and predicted within 1.05 of it; not so where a plan was kept earlier. So one plan is
+    tried at least, without which a wrong prediction would never be found out.
 
     The search ends when nothing of this is left. It ends for now when challengers would have cost a tenth of the time
     since the run began, less what the next one is predicted to save in 100 steps. A challenger costs the time of its
     trial, with the means of weights, less what the best plan would have taken for its steps. For one that is predicted
-    to save nothing, measurements and predictions count too. If nothing was tried by then, the reference is.
+    to save nothing, measurements and predictions count too. Where there is a reference, it is tried in place of plans
+    that cannot be told from the best, if nothing was by then.
 
     Args:
         space: What may be chosen.
@@ -106,7 +108,7 @@ def challenge_steps(
     while True:
         least_s, tried = book.least_s, start.spent_s is not None or bool(book.num_run)
         wanted = first or book.cheapest_of(plans, _PAYS * least_s)
-        if wanted is None and tried and ties:
+        if wanted is None and ties and (tried or start.reference is None):
             ties, wanted = ties - 1, book.tie_in(plans)
         if wanted is None and not tried and start.reference is not None:
             wanted = book.cheapest_of([start.reference], math.inf)
