@@ -20,7 +20,7 @@ from models import new_ddp, train
 from pliant.attachment import choices
 from pliant.attachment.course import Course
 from pliant.attachment.verdict import RunOptions, RunVerdict
-from pliant.autotune import measurements, plan_search, prospects, recall, searches, trials
+from pliant.autotune import measurements, plan_search, prospects, recall, searches, trials, turn_budget
 from pliant.autotune.summary import Choice
 from pliant.netmodel import PRESETS
 from pliant.planner import OWN_EXCHANGE
@@ -129,6 +129,7 @@ def first_run(tmp_path_factory):
     torch.manual_seed(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        patch.setattr(turn_budget, "_SHARE", 100.0)  # so that plans take turns at once
         return folder, run(MadeUp(patch), folder)
 
 

@@ -101,8 +101,10 @@ def test_a_lost_rank_is_named_where_torch_communicates(what, where, in_block, wh
 def asked_after_the_first_has_ended() -> str:
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 0:
+        store.wait(["1 is there", "2 is there"])  # else it ends while they still connect to it
         store.set("first", str(os.getpid()))
         return "ended"
+    store.set(f"{dist.get_rank()} is there", "")
     first = Path("/proc", store.get("first").decode())
     until(lambda: not first.exists())
     store.set("asked", "and answered")
