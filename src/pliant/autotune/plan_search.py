@@ -146,17 +146,17 @@ class PlanSearch:
             exact_name: Of torch's own exchange.
 
         """
-        exact, holds_many = self.exact.plan("auto"), (self.anew and not self.is_known) or self.awaits_turns
-        best_found = [] if self.anew else [self.in_force]
+        most = _FINALISTS if self.awaits_turns or (self.anew and not self.is_known) else 1
+        exact, best_found = self.exact.plan("auto"), [] if self.anew else [self.in_force]
         if found is not None:
-            stays, most = (None if self.awaits_turns else self._stays(found)), _FINALISTS if holds_many else 1
+            stays = None if self.awaits_turns else self._stays(found)
             best_found = select_finalists(found, stays, self.quality, most)
         shared = share_finalists(self.comm, best_found, self.quality, self.plan_of)
         known = {self.plan_of(trial.genes).hash: trial.genes for trial in best_found}
         rivals = [each for each in shared if each.plan.hash != exact.hash]
         kept = shared[0] if shared else Finalist(exact, True, 1.0, math.nan)
-        searches, has_tried = self.searches, trial_of(self.exact, found) is not None
-        figures = [has_tried, is_as_predicted(found, self.in_force), self._own_s(found)]
+        searches, tried = self.searches, trial_of(self.exact, found)
+        figures = [tried is not None, is_as_predicted(found, self.in_force), self._own_s(found)]
         figures += [searches.elapsed_s, searches.leaving_s, searches.switch_s, searches.lost_in_trials_s]
         has_tried, is_trusted, own_s, *times_s = share_numbers(self.comm, figures)
         exact_s = own_s if is_trusted else math.nan
@@ -167,7 +167,7 @@ class PlanSearch:
         first = rivals[0]
         is_hopeless = exact_s > _HOPELESS * first.tried_s * first.ratio
         turns = _TURNS if self.anew else _AGAIN_TURNS
-        budget = TurnBudget(self.trials, self.steps_left(), self.most_s, *times_s)
+        budget = TurnBudget(self.trials, self.steps_left(), self.most_s, *times_s)  # in the order of its fields
         most_turns = budget.most_turns(rivals, None if is_hopeless else exact, exact_s, at_least=int(self.anew))
         is_answered = self.resumes or bool(has_tried and not self.anew)
         is_settled = (is_answered and not self.awaits_turns) or (is_hopeless and len(rivals) == 1)

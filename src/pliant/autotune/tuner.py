@@ -101,23 +101,16 @@ class AutoTuner(PlanInForce):
     def _tune(self) -> Steps[None]:
         yield from self._watch()
         self._searches = Searches(self._auto)
-        hold_steps, before, result, probes = _HOLD_STEPS, "", None, False
-        expected_s = yield from self._choose_again()
+        hold_steps, expected_s = _HOLD_STEPS, (yield from self._choose_again())
         if expected_s is None and self._observation is None:
             self._observation = observe_run(self._run, WATCHED_STEPS)
             yield from self._watch()
             self._searches.limits = self._auto
         workload = self.watched.workload
+        if expected_s is None:
+            self._measured.look(self.watched, self._auto.probe_s)
+            expected_s = yield from self._choose(workload, self._measured.topology, None)
         while True:
-            if probes and result is not None:
-                self._measured.probe(self._short.probe_s(result.step_s, self._auto.probe_s))
-            elif expected_s is None:
-                self._measured.look(self.watched, self._auto.probe_s)
-            if result is not None or expected_s is None:
-                expected_s = yield from self._choose(workload, self._measured.topology, result)
-            if result is not None and result.changed:
-                restless = self._run.plan.hash == before or result.steps < 2 * hold_steps
-                hold_steps = 2 * hold_steps if restless else _HOLD_STEPS
             result = yield from self._monitor(hold_steps, math.nan if expected_s is None else expected_s)
             if result.at_once:
                 self._searches.forget_last()
@@ -135,6 +128,12 @@ class AutoTuner(PlanInForce):
             self._searches.limits = self._auto = self._auto.limited(result.step_s, self._run.steps)
             if self._comm.rank == 0:
                 _log.info("auto searches again after step %d: %s.", self._run.steps, result.reason)
+            if probes:
+                self._measured.probe(self._short.probe_s(result.step_s, self._auto.probe_s))
+            expected_s = yield from self._choose(workload, self._measured.topology, result)
+            if result.changed:
+                restless = self._run.plan.hash == before or result.steps < 2 * hold_steps
+                hold_steps = 2 * hold_steps if restless else _HOLD_STEPS
 
     def _watch(self) -> Steps[None]:
         run, observation, comm, known = self._run, self._observation, self._comm, self._recalled.known
