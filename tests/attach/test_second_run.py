@@ -129,7 +129,7 @@ def first_run(tmp_path_factory):
     torch.manual_seed(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        patch.setattr(turn_budget, "_SHARE", 100.0)  # so that plans take turns at once
+        patch.setattr(turn_budget, "SHARE", 100.0)  # so that plans take turns at once
         return folder, run(MadeUp(patch), folder)
 
 

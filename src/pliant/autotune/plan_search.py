@@ -157,7 +157,7 @@ class PlanSearch:
         kept = shared[0] if shared else Finalist(exact, True, 1.0, math.nan)
         searches, tried = self.searches, trial_of(self.exact, found)
         figures = [tried is not None, is_as_predicted(found, self.in_force), self._own_s(found)]
-        figures += [searches.elapsed_s, searches.leaving_s, searches.switch_s, searches.lost_in_trials_s]
+        figures += [searches.elapsed_s, searches.leaving_s, searches.switch_s, searches.spent_s]
         has_tried, is_trusted, own_s, *times_s = share_numbers(self.comm, figures)
         exact_s = own_s if is_trusted else math.nan
         if self.is_known:

@@ -39,7 +39,9 @@ class Searches:
         """Time that each trial has cost beside its steps: switches, and steps that are slow after them."""
         self._cells: list[tuple[CostFeatures, Sequence[Trial]]] = []
         """What the last ones have tried."""
-        self._spent_s, self._prepared_s = 0.0, math.nan
+        self.spent_s = 0.0
+        """Time that trials of the last one have cost, beyond that of their steps under the best plan."""
+        self._prepared_s = math.nan
         self._began_s = time.perf_counter()
         self._model: Predictor | None = None
 
@@ -75,11 +77,6 @@ class Searches:
         return statistics.median(self.lost_s[1:] or self.lost_s or [0.0])
 
     @property
-    def lost_in_trials_s(self) -> float:
-        """Return what trials have cost beside their steps; the first costs nothing, since some plan must be first."""
-        return sum(self.lost_s[1:])
-
-    @property
     def elapsed_s(self) -> float:
         """Return the time since the first one could begin."""
         return time.perf_counter() - self._began_s
@@ -110,7 +107,7 @@ class Searches:
         known = [in_force]
         if resumes and self._cells:
             known = [*(trial for trial in self._cells[-1][1] if trial.genes != in_force.genes), in_force]
-            start = replace(start, spent_s=self._spent_s)
+            start = replace(start, spent_s=self.spent_s)
             self.forget_last()
         self.leaving_s = features.leaving_s()
         model = self._model = Predictor(features, self.limits.seed, self._learned())
@@ -125,7 +122,7 @@ class Searches:
         prepared_s = self.elapsed_s if math.isnan(self._prepared_s) else self._prepared_s  # all was measured before
         start = replace(start, began_s=self._began_s, leaving_s=self.leaving_s, clock=time.perf_counter)
         found = yield from challenge_steps(space, model, limits, replace(start, prepared_s=prepared_s))
-        self._spent_s, self._prepared_s = found.spent_s, max(prepared_s, found.prepared_s)
+        self.spent_s, self._prepared_s = found.spent_s, max(prepared_s, found.prepared_s)
         self._cells = [*self._cells[1 - _CELLS :], (features, found.trials)]
         return found
 

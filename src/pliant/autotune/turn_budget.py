@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 from pliant.autotune.finalists import Finalist
 from pliant.autotune.trials import TrialRunner
+from pliant.planner.challenge import SHARE
 from pliant.spec import SyncPlan
 
 __all__ = ["TurnBudget"]
 
-_SHARE = 0.1
-"""Share of the time since the run began that trials and turns may cost beside their steps."""
 _LEAVING = 0.1
 """Share of a search that means of weights may take, with which turns of plans end that keep ranks apart."""
 
@@ -27,7 +26,7 @@ class TurnBudget:
         elapsed_s: Time since then.
         leaving_s: Time of the means with which ranks leave a plan that keeps them apart.
         switch_s: Time that a plan's turn costs beside its steps.
-        spent_s: Time that trials have cost beside theirs.
+        spent_s: Time that trials have cost, beyond that of their steps under the best plan.
 
     """
 
@@ -68,12 +67,12 @@ class TurnBudget:
         cost_s = self._leaving_s(rivals) + len(rivals) * self.switch_s
         for rival in rivals:
             cost_s += self.trials.num_steps(rival.plan, rival.tried_s) * (rival.tried_s * rival.ratio - least_s)
-        return (self.spent_s + num_turns * cost_s) / _SHARE
+        return (self.spent_s + num_turns * cost_s) / SHARE
 
     def due_s(self, rivals: Sequence[Finalist], num_turns: int) -> float:
         """Return the time from which on they are affordable, and a tenth of the steps from now on has room for them."""
         steps_s = sum(self.trials.num_steps(rival.plan, rival.tried_s) * rival.tried_s for rival in rivals)
-        return max(self.affordable_s(rivals, num_turns), self.elapsed_s + num_turns * steps_s / _SHARE)
+        return max(self.affordable_s(rivals, num_turns), self.elapsed_s + num_turns * steps_s / SHARE)
 
     def _leaving_s(self, rivals: Sequence[Finalist]) -> float:
         return self.leaving_s * sum(rival.plan.exchanges_weights for rival in rivals)

@@ -13,17 +13,17 @@ from pliant.planner.search import SearchLimits, SearchResult, StepTimeModel
 from pliant.planner.space import Space
 from pliant.planner.trials import Trial
 
-__all__ = ["CHANGED", "SearchStart", "challenge_steps", "is_changed"]
+__all__ = ["CHANGED", "SHARE", "SearchStart", "challenge_steps", "is_changed"]
 
 CHANGED = "the kept plan took another time than in the experience"
 """Reason for which a search from experience ends at once."""
+SHARE = 0.1
+"""Share of the time since a run began that challengers, and turns of the best plans, may cost."""
 
 _PAYS = 0.95
 """Share of the best measured time below which a plan must be predicted to be tried."""
 _TIE, _TIES = 1.05, 2
 """Ratio of predicted times within which plans of two families are not told apart; trials of such plans."""
-_SHARE = 0.1
-"""Share of the time since the run began that challengers may cost."""
 _LATER = 1.5
 """Times of the time since the run began that pass at least until a search goes on, since predictions change by then."""
 _EARNING_STEPS = 100
@@ -103,8 +103,8 @@ def challenge_steps(
     book = _Book(space, model, limits, start)
     first, asked_s = start.first if start.first is not None and start.first in space else None, start.clock()
     plans = _plans(space, model, limits)
-    prepared_s = start.prepared_s + start.clock() - asked_s
-    end_s, spent_s, ties = math.inf, start.spent_s or 0.0, 0 if first is not None else _TIES
+    book.prepared_s += start.clock() - asked_s
+    end_s, ties = math.inf, 0 if first is not None else _TIES
     while True:
         least_s, tried = book.least_s, start.spent_s is not None or bool(book.num_run)
         wanted = first or book.cheapest_of(plans, _PAYS * least_s)
@@ -118,12 +118,11 @@ def challenge_steps(
             return book.close(f"{limits.max_trials} trials were run")
         if tried and start.clock() > end_s:
             return book.close(f"{limits.max_seconds:g} s were over")
-        loss_s = book.loss_s(wanted) if tried else -spent_s
-        cost_s = spent_s + loss_s + (prepared_s if loss_s > 0 else 0.0)
-        if cost_s > _SHARE * (start.clock() - start.began_s):
+        loss_s = book.loss_s(wanted) if tried else -book.spent_s
+        cost_s = book.spent_s + loss_s + (book.prepared_s if loss_s > 0 else 0.0)
+        if cost_s > SHARE * (start.clock() - start.began_s):
             found = book.close("challengers would have cost more than a tenth of the time since the run began")
-            resumes_s = max(cost_s / _SHARE, _LATER * (start.clock() - start.began_s))
-            return replace(found, spent_s=spent_s, prepared_s=prepared_s, resumes_s=resumes_s)
+            return replace(found, resumes_s=max(cost_s / SHARE, _LATER * (start.clock() - start.began_s)))
         expected_s, first = start.expected_s if first is not None else 0.0, None
         limit_s = math.inf if expected_s else _RACE * least_s / space.quality.factor(wanted)
         before_s, before = start.clock(), start.steps()
@@ -134,7 +133,7 @@ def challenge_steps(
         if expected_s and (trial.status != "ok" or is_changed(trial.step_s, expected_s)):
             return book.close(CHANGED)
         if math.isfinite(least_s):
-            spent_s += max(0.0, start.clock() - before_s - (start.steps() - before) * least_s)
+            book.spent_s += max(0.0, start.clock() - before_s - (start.steps() - before) * least_s)
         if math.isfinite(book.least_s):
             start.tell(book.close("it was interrupted"))
 
@@ -146,7 +145,7 @@ class _Book:
         self._space, self._model, self._start = space, model, start
         self._trials = list(limits.known)
         self._predicted_s = _step_s(model, [trial.genes for trial in self._trials])
-        self.num_run = 0
+        self.num_run, self.spent_s, self.prepared_s = 0, start.spent_s or 0.0, start.prepared_s
         if self._trials:
             model.fit(self._trials)
 
@@ -210,7 +209,12 @@ class _Book:
             raise RuntimeError(f"none of {len(self._trials)} trials came to an end{why}")
         best = min(self._sound, key=self._measured_s).genes
         return SearchResult(
-            best=best, trials=tuple(self._trials), stopped=stopped, predicted_s=tuple(self._predicted_s)
+            best=best,
+            trials=tuple(self._trials),
+            stopped=stopped,
+            predicted_s=tuple(self._predicted_s),
+            spent_s=self.spent_s,
+            prepared_s=self.prepared_s,
         )
 
     @property
