@@ -11,8 +11,9 @@ import pytest
 
 import pliant
 from autotune.made_up_runs import FAST, SLOW, Sky, clock, few
-from pliant.autotune import searches
+from pliant.autotune import monitor, searches
 from pliant.comm import run_world
+from pliant.comm.private_comm import self_comm
 from pliant.planner import BASELINES, challenge
 from pliant.simulator import Overheads
 
@@ -160,3 +161,26 @@ def test_the_search_after_a_change_begins_from_what_the_first_has_learned(clock,
     assert known.genes == its.seeds["in force"]
     assert known.step_s == pytest.approx(first.step_s(in_force), rel=0.05)
     assert its.max_trials == 2
+
+
+@pytest.mark.parametrize(
+    ("times", "two_networks"), [(1.0, False), (1.9, False), (0.53, False), (2.1, True), (0.47, True)]
+)
+def test_a_search_was_of_two_networks_where_steps_have_taken_twice_or_half_as_long_ever_since(
+    clock, times, two_networks
+):
+    """One lucky trial may promise 1.3 times too much; that is no reason for another search."""
+    sky = Sky(clock, lambda _: SLOW)
+    step_s = sky.step_s(sky.plan)
+    monitoring = monitor.StepMonitor(sky, self_comm(), bounds=None, may_search=lambda _: True)
+    ended = []
+
+    def watch():
+        ended.append((yield from monitoring.watch(0, step_s / times, due_s=100 * step_s)))
+
+    for _ in watch():
+        clock.mine.now_s += step_s
+    (found,) = ended
+    assert (found.at_once, found.changed) == (two_networks, two_networks)
+    assert found.usual_s == pytest.approx(step_s / times if two_networks else step_s)
+    assert (found.steps * step_s < 100 * step_s) == two_networks
