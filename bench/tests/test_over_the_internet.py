@@ -20,6 +20,8 @@ def job(monkeypatch):
 
 def fake(trial, options):
     """Return a trial's result: buckets of 5 MB are best, the recipe takes a third of the time, and high rates fail."""
+    if trial["kind"] == "alone":
+        return {"train_s": 0.05 * trial["steps"], "perplexity": 20.0, "curve": []}
     if trial["kind"] == "bucket":
         return {"train_s": abs(trial["bucket_mb"] - 5) + 1.0, "perplexity": 20.0, "curve": []}
     step_s = 0.3 if trial["arm"] == "recipe" else 0.9
@@ -34,14 +36,16 @@ def test_the_same_command_goes_on_and_the_best_rate_counts(job, monkeypatch, tmp
     monkeypatch.setattr(job, "reason_against", lambda trial: "")
     arguments = ["--out", str(out), "--steps", "100", "--size", "0.06M"]
     job.main(arguments)
-    assert len(made) == len(out.read_text().splitlines()) == len(job.BUCKETS_MB) + 3 * len(job.ARMS)
+    assert len(made) == len(out.read_text().splitlines()) == 1 + len(job.BUCKETS_MB) + 3 * len(job.ARMS)
     assert {trial["bucket_mb"] for trial in made if trial["arm"] == "ddp" and trial["kind"] == "trained"} == {5}
-    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][1:]
+    told = capsys.readouterr().out
+    assert "A step that exchanges nothing takes 0.050 s." in told
+    rows = [line.split("|")[1:-1] for line in told.splitlines() if line.startswith("| ")][1:]
     cells = {(row[0].strip(), row[1].strip()): [cell.strip() for cell in row[2:]] for row in rows}
     # 80 % of the last point, 75, is step 75 itself
-    assert cells["ddp", "Muon"][:2] == ["2", f"{75 * 0.9:.0f}"]
-    assert cells["recipe", "Muon"][:2] == ["2", f"{75 * 0.3:.0f}"]
-    assert cells["torchft diloco", "Muon"][1] == "not reached"
+    assert cells["ddp", "Muon"][:3] == ["2", "100", f"{75 * 0.9:.0f}"]
+    assert cells["recipe", "Muon"][:3] == ["2", "100", f"{75 * 0.3:.0f}"]
+    assert cells["torchft diloco", "Muon"][2] == "not reached"
     lines = out.read_text().splitlines(keepends=True)
     out.write_text("".join(lines[:-2]) + lines[-2][:20])  # killed in the midst of a line
     made.clear()
@@ -55,9 +59,17 @@ def test_what_failed_is_tried_again_and_what_is_missing_is_left_out(job, monkeyp
     monkeypatch.setattr(job.importlib.util, "find_spec", lambda name: None)
     job.main(["--out", str(out), "--times", "1"])
     told = capsys.readouterr().out
-    assert told.count("failed: no root") == len(job.BUCKETS_MB) + 2
+    assert told.count("failed: no root") == 1 + len(job.BUCKETS_MB) + 2
     assert told.count("left out: torchft is not installed") == 2
     assert not out.exists()
+
+
+def test_local_steps_may_take_more_steps_and_other_rates(job):
+    options = job.options_of(["--out", "F", "--steps", "50", "--longer", "3", "--times", "1", "2", "--ddp-times", "4"])
+    trained = [trial for trial in job.listed(options, 5) if trial["kind"] == "trained"]
+    assert {(trial["arm"] == "ddp", trial["steps"], trial["times"]) for trial in trained} == {
+        *((True, 50, 4.0), (False, 150, 1.0), (False, 150, 2.0))
+    }
 
 
 def test_commands_are_ones_that_the_recipe_takes(job, monkeypatch, tmp_path):

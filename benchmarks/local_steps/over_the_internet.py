@@ -5,10 +5,11 @@
     python benchmarks/local_steps/over_the_internet.py --out F.jsonl --table    what came out so far
 
 Each line of the file is one trial; the same command goes on after the last one. All arms train the decoder of
-`examples/gpt_internet.py` from the same weights, on the same windows, in the world `four-continents`. First the bucket
-size of data parallelism is chosen by short trials. Then each arm trains at every learning rate of --times, and its best
-one counts. The target is the perplexity of data parallelism at its best rate after 80 % of its steps. The clock stands
-still while weights are judged. Trials of torchft need it beside Pliant (`pip install torchft==0.2.0`).
+`examples/gpt_internet.py` from the same weights, on the same windows, in the world `four-continents`. Short trials say
+what a step takes that exchanges nothing, and choose the bucket size of data parallelism. Then each arm trains at every
+learning rate of --times, and its best one counts; with local steps for --longer times as many steps. The target is the
+perplexity of data parallelism at its best rate after 80 % of its steps. The clock stands still while weights are
+judged. Trials of torchft need it beside Pliant (`pip install torchft==0.2.0`).
 """
 
 import argparse
@@ -39,7 +40,7 @@ Record = dict[str, Any]
 RECIPE = Path(__file__).parents[2] / "examples" / "gpt_internet.py"
 TORCHFT = Path(__file__).with_name("internet_torchft.py")
 ARMS = (("ddp", "Muon"), ("recipe", "Muon"), ("torchft diloco", "AdamW"), ("torchft diloco", "Muon"))
-BUCKETS_MB, BUCKET_STEPS = (1, 5, 25), 60
+BUCKETS_MB, SHORT_STEPS = (1, 5, 25), 60
 JUDGE_EVERY = 30
 RANKS = 4
 TARGET_SHARE = 0.8
@@ -55,14 +56,18 @@ class Trials(Book):
 def listed(options: argparse.Namespace, bucket_mb: int) -> Iterator[Record]:
     """Yield all trials, in their order; those of data parallelism have the chosen bucket size."""
     shared = {name: getattr(options, name) for name in ("seed", "size", "windows", "scale")}
-    short = min(BUCKET_STEPS, options.steps)
+    short = min(SHORT_STEPS, options.steps)
+    about = {"kind": "alone", "arm": "alone", "optimizer": "Muon", "bucket_mb": 0, "times": 1.0}
+    yield {**about, **shared, "steps": short}
     for size_mb in BUCKETS_MB:
         about = {"kind": "bucket", "arm": "ddp", "optimizer": "Muon", "bucket_mb": size_mb, "times": 1.0}
         yield {**about, **shared, "steps": short}
     for arm, optimizer in ARMS:
-        for times in options.times:
+        is_ddp = arm == "ddp"
+        steps = options.steps if is_ddp else round(options.longer * options.steps)
+        for times in options.ddp_times or options.times if is_ddp else options.times:
             about = {"kind": "trained", "arm": arm, "optimizer": optimizer, "times": times}
-            yield {**about, "bucket_mb": bucket_mb if arm == "ddp" else 0, **shared, "steps": options.steps}
+            yield {**about, "bucket_mb": bucket_mb if is_ddp else 0, **shared, "steps": steps}
 
 
 def best_bucket(trials: Trials) -> int:
@@ -84,11 +89,13 @@ def command(trial: Record, options: argparse.Namespace, folder: Path) -> list[st
     worker = [sys.executable, str(TORCHFT if trial["arm"].startswith("torchft") else RECIPE)]
     rate = trial["times"] * first_rate(trial["size"], trial["windows"] * RANKS)
     given = {name: trial[name] for name in ("optimizer", "size", "windows", "steps", "seed")}
-    given |= {"lr": rate, "judge-every": 0 if trial["kind"] == "bucket" else JUDGE_EVERY, "text": options.text}
+    given |= {"lr": rate, "judge-every": JUDGE_EVERY if trial["kind"] == "trained" else 0, "text": options.text}
     given |= {"connections": options.connections, "json": folder / "result.json"}
     if trial["arm"] == "ddp":
         save(replace(plan_of(pliant.bf16()), bucket_bytes=trial["bucket_mb"] << 20), folder / "plan.json")
         given["plan"] = folder / "plan.json"
+    if trial["arm"] == "alone":
+        given["plan"] = f"local_sgd({2 * trial['steps']})"
     return [*emulate, "--", *worker, *(f"--{name}={value}" for name, value in given.items())]
 
 
@@ -136,10 +143,10 @@ def table(trials: Trials) -> str:
     lines = trials.of_kind("trained")
     target = target_of(lines)
     rows = [
-        f"Target: perplexity {target:.3f}.",
+        f"Target: perplexity {target:.3f}.{_computing(trials)}",
         "",
-        "| arm | optimizer | times the rate | seconds to the target | seconds a step | perplexity at the end |",
-        "|---|---|--:|--:|--:|--:|",
+        "| arm | optimizer | times the rate | steps | seconds to the target | seconds a step | perplexity at the end |",
+        "|---|---|--:|--:|--:|--:|--:|",
     ]
     for arm, optimizer in ARMS:
         of_arm = [line for line in lines if (line["arm"], line["optimizer"]) == (arm, optimizer) and line["curve"]]
@@ -147,9 +154,17 @@ def table(trials: Trials) -> str:
             line = min(of_arm, key=lambda line: (time_to(target, line["curve"]), line["perplexity"]))
             seconds = time_to(target, line["curve"])
             told = f"{seconds:.0f}" if math.isfinite(seconds) else "not reached"
-            figures = f"{line['times']:g} | {told} | {line['train_s'] / line['steps']:.3f} | {line['perplexity']:.3f}"
+            figures = f"{line['times']:g} | {line['steps']} | {told} | {_step_s(line):.3f} | {line['perplexity']:.3f}"
             rows.append(f"| {arm} | {optimizer} | {figures} |")
     return "\n".join(rows)
+
+
+def _computing(trials: Trials) -> str:
+    return "".join(f" A step that exchanges nothing takes {_step_s(one):.3f} s." for one in trials.of_kind("alone"))
+
+
+def _step_s(line: Record) -> float:
+    return line["train_s"] / line["steps"]
 
 
 def reason_against(trial: Record) -> str:
@@ -169,6 +184,8 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scale", type=float, default=0.07, help="factor of the world's rates")
     parser.add_argument("--times", type=float, nargs="+", default=[1.0, 2.0, 4.0], help="learning rates, in first ones")
+    parser.add_argument("--ddp-times", type=float, nargs="*", default=[], help="those of data parallelism, if others")
+    parser.add_argument("--longer", type=float, default=1.0, help="times the steps for arms with local steps")
     parser.add_argument("--connections", default="auto", help="of Pliant's arms")
     parser.add_argument("--text", default="", help="folder of *.txt files; Python's library if empty")
     parser.add_argument("--timeout", type=int, default=7200, help="seconds of one trial")
