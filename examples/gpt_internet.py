@@ -36,10 +36,10 @@ from pliant_bench.lab.tasks import LabTask
 from pliant_bench.lab.training import rate_factor
 
 PLANS = {
-    "Muon": "muloco(fragments=3, delay_steps=2, averaging=int4)",
-    "AdamW": "streaming_diloco(period=30, fragments=3, delay_steps=2, total_steps={steps})",
+    "Muon": "muloco(fragments=3, delay_steps={delay_steps}, averaging=int4)",
+    "AdamW": "streaming_diloco(period=30, fragments=3, delay_steps={delay_steps}, total_steps={steps})",
 }
-"""Optimizer -> what sites exchange: 4 bits for each weight, in thirds, which arrive two steps later."""
+"""Optimizer -> what sites exchange: 4 bits for each weight, in thirds, which arrive some steps later."""
 
 
 class Rank(NamedTuple):
@@ -187,6 +187,7 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options of a command line; all of them have defaults."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plan", default="", help="an algorithm, or the path of a plan; by optimizer if empty")
+    parser.add_argument("--delay-steps", type=int, default=2, help="until an exchange arrives: its time over a step's")
     parser.add_argument("--optimizer", default="Muon", choices=["Muon", "AdamW"], help="Muon is Muon and AdamW")
     parser.add_argument("--size", default="0.4M", choices=list(SIZES), help="parameters")
     parser.add_argument("--windows", type=int, default=8, help="of 64 characters, in a step of one rank")
@@ -203,7 +204,7 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--elastic", action="store_true", help="go on when a rank is lost, and take it back")
     parser.add_argument("--json", default="", help="where the first rank writes its result")
     options = parser.parse_args(argv)
-    options.plan = options.plan or PLANS[options.optimizer].format(steps=options.steps)
+    options.plan = options.plan or PLANS[options.optimizer].format(**vars(options))
     if options.elastic and (options.save or options.shards > 1):
         parser.error("an elastic run brings lost ranks back itself, with whole models; leave out --save and --shards.")
     return options

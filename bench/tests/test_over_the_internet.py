@@ -43,9 +43,9 @@ def test_the_same_command_goes_on_and_the_best_rate_counts(job, monkeypatch, tmp
     rows = [line.split("|")[1:-1] for line in told.splitlines() if line.startswith("| ")][1:]
     cells = {(row[0].strip(), row[1].strip()): [cell.strip() for cell in row[2:]] for row in rows}
     # 80 % of the last point, 75, is step 75 itself
-    assert cells["ddp", "Muon"][:3] == ["2", "100", f"{75 * 0.9:.0f}"]
-    assert cells["recipe", "Muon"][:3] == ["2", "100", f"{75 * 0.3:.0f}"]
-    assert cells["torchft diloco", "Muon"][2] == "not reached"
+    assert cells["ddp", "Muon"][:4] == ["2", "0", "100", f"{75 * 0.9:.0f}"]
+    assert cells["recipe", "Muon"][:4] == ["2", "2", "100", f"{75 * 0.3:.0f}"]
+    assert cells["torchft diloco", "Muon"][3] == "not reached"
     lines = out.read_text().splitlines(keepends=True)
     out.write_text("".join(lines[:-2]) + lines[-2][:20])  # killed in the midst of a line
     made.clear()
@@ -75,11 +75,12 @@ def test_local_steps_may_take_more_steps_and_other_rates(job):
 def test_commands_are_ones_that_the_recipe_takes(job, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(_FOLDER.parents[1] / "examples"))
     recipe = importlib.import_module("gpt_internet")
-    options = job.options_of(["--out", "F", "--steps", "4", "--size", "0.06M"])
+    options = job.options_of(["--out", "F", "--steps", "4", "--size", "0.06M", "--delay-steps", "5"])
     for trial in job.listed(options, 5):
         words = job.command(trial, options, tmp_path)
         given = recipe.parsed(words[words.index("--") + 3 :])
         assert (given.steps, given.size, given.optimizer) == (4, "0.06M", trial["optimizer"])
+        assert ("delay_steps=5" in given.plan) == (trial["arm"] == "recipe")
         assert words[words.index("--") + 2].endswith(
             "internet_torchft.py" if "torchft" in trial["arm"] else "gpt_internet.py"
         )

@@ -44,7 +44,7 @@ BUCKETS_MB, SHORT_STEPS = (1, 5, 25), 30
 JUDGE_EVERY = 30
 RANKS = 4
 TARGET_SHARE = 0.8
-KEY = ("kind", "arm", "optimizer", "bucket_mb", "times", "seed", "size", "windows", "steps", "scale")
+KEY = ("kind", "arm", "optimizer", "bucket_mb", "times", "delay_steps", "seed", "size", "windows", "steps", "scale")
 
 
 class Trials(Book):
@@ -57,6 +57,7 @@ def listed(options: argparse.Namespace, bucket_mb: int) -> Iterator[Record]:
     """Yield all trials, in their order; those of data parallelism have the chosen bucket size."""
     shared = {name: getattr(options, name) for name in ("seed", "size", "windows", "scale")}
     short = min(SHORT_STEPS, options.steps)
+    shared["delay_steps"] = 0
     about = {"kind": "alone", "arm": "alone", "optimizer": "Muon", "bucket_mb": 0, "times": 1.0}
     yield {**about, **shared, "steps": short}
     for size_mb in BUCKETS_MB:
@@ -65,9 +66,11 @@ def listed(options: argparse.Namespace, bucket_mb: int) -> Iterator[Record]:
     for arm, optimizer in ARMS:
         is_ddp = arm == "ddp"
         steps = options.steps if is_ddp else round(options.longer * options.steps)
-        for times in options.ddp_times or options.times if is_ddp else options.times:
+        all_times = options.ddp_times or options.times if is_ddp else options.times
+        for times, delay in itertools.product(all_times, options.delay_steps if arm == "recipe" else [0]):
             about = {"kind": "trained", "arm": arm, "optimizer": optimizer, "times": times}
-            yield {**about, "bucket_mb": bucket_mb if is_ddp else 0, **shared, "steps": steps}
+            about |= {"bucket_mb": bucket_mb if is_ddp else 0}
+            yield {**about, **shared, "delay_steps": delay, "steps": steps}
 
 
 def best_bucket(trials: Trials) -> int:
@@ -94,6 +97,8 @@ def command(trial: Record, options: argparse.Namespace, folder: Path) -> list[st
     if trial["arm"] == "ddp":
         save(replace(plan_of(pliant.bf16()), bucket_bytes=trial["bucket_mb"] << 20), folder / "plan.json")
         given["plan"] = folder / "plan.json"
+    if trial["arm"] == "recipe":
+        given["delay-steps"] = trial["delay_steps"]
     if trial["arm"] == "alone":
         given["plan"] = f"local_sgd({2 * trial['steps']})"
     return [*emulate, "--", *worker, *(f"--{name}={value}" for name, value in given.items())]
@@ -145,8 +150,8 @@ def table(trials: Trials) -> str:
     rows = [
         f"Target: perplexity {target:.3f}.{_computing(trials)}",
         "",
-        "| arm | optimizer | times the rate | steps | seconds to the target | seconds a step | perplexity at the end |",
-        "|---|---|--:|--:|--:|--:|--:|",
+        "| arm | optimizer | times the rate | delay | steps | s to the target | s a step | perplexity at the end |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for arm, optimizer in ARMS:
         of_arm = [line for line in lines if (line["arm"], line["optimizer"]) == (arm, optimizer) and line["curve"]]
@@ -154,8 +159,8 @@ def table(trials: Trials) -> str:
             line = min(of_arm, key=lambda line: (time_to(target, line["curve"]), line["perplexity"]))
             seconds = time_to(target, line["curve"])
             told = f"{seconds:.0f}" if math.isfinite(seconds) else "not reached"
-            figures = f"{line['times']:g} | {line['steps']} | {told} | {_step_s(line):.3f} | {line['perplexity']:.3f}"
-            rows.append(f"| {arm} | {optimizer} | {figures} |")
+            figures = f"{line['times']:g} | {line['delay_steps']} | {line['steps']} | {told} | {_step_s(line):.3f}"
+            rows.append(f"| {arm} | {optimizer} | {figures} | {line['perplexity']:.3f} |")
     return "\n".join(rows)
 
 
@@ -186,6 +191,7 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--times", type=float, nargs="+", default=[1.0, 2.0, 4.0], help="learning rates, in first ones")
     parser.add_argument("--ddp-times", type=float, nargs="*", default=[], help="those of data parallelism, if others")
     parser.add_argument("--longer", type=float, default=1.0, help="times the steps for arms with local steps")
+    parser.add_argument("--delay-steps", type=int, nargs="+", default=[2], help="of the recipe")
     parser.add_argument("--connections", default="auto", help="of Pliant's arms")
     parser.add_argument("--text", default="", help="folder of *.txt files; Python's library if empty")
     parser.add_argument("--timeout", type=int, default=7200, help="seconds of one trial")
