@@ -55,22 +55,20 @@ class Trials(Book):
 
 def listed(options: argparse.Namespace, bucket_mb: int) -> Iterator[Record]:
     """Yield all trials, in their order; those of data parallelism have the chosen bucket size."""
-    shared = {name: getattr(options, name) for name in ("seed", "size", "windows", "scale")}
-    short = min(SHORT_STEPS, options.steps)
-    shared["delay_steps"] = 0
-    about = {"kind": "alone", "arm": "alone", "optimizer": "Muon", "bucket_mb": 0, "times": 1.0}
-    yield {**about, **shared, "steps": short}
+    given = {name: getattr(options, name) for name in ("seed", "size", "windows", "scale")}
+    shared = {"optimizer": "Muon", "bucket_mb": 0, "times": 1.0, "delay_steps": 0, **given}
+    short = {**shared, "steps": min(SHORT_STEPS, options.steps)}
+    yield {**short, "kind": "alone", "arm": "alone"}
     for size_mb in BUCKETS_MB:
-        about = {"kind": "bucket", "arm": "ddp", "optimizer": "Muon", "bucket_mb": size_mb, "times": 1.0}
-        yield {**about, **shared, "steps": short}
+        yield {**short, "kind": "bucket", "arm": "ddp", "bucket_mb": size_mb}
     for arm, optimizer in ARMS:
-        is_ddp = arm == "ddp"
-        steps = options.steps if is_ddp else round(options.longer * options.steps)
-        all_times = options.ddp_times or options.times if is_ddp else options.times
+        of_arm = {**shared, "kind": "trained", "arm": arm, "optimizer": optimizer}
+        of_arm["steps"], all_times = round(options.longer * options.steps), options.times
+        if arm == "ddp":
+            of_arm |= {"steps": options.steps, "bucket_mb": bucket_mb}
+            all_times = options.ddp_times or options.times
         for times, delay in itertools.product(all_times, options.delay_steps if arm == "recipe" else [0]):
-            about = {"kind": "trained", "arm": arm, "optimizer": optimizer, "times": times}
-            about |= {"bucket_mb": bucket_mb if is_ddp else 0}
-            yield {**about, **shared, "delay_steps": delay, "steps": steps}
+            yield {**of_arm, "times": times, "delay_steps": delay}
 
 
 def best_bucket(trials: Trials) -> int:

@@ -128,16 +128,17 @@ def test_turns_wait_until_a_tenth_of_the_time_pays_for_them(clock, monkeypatch, 
 
     def too(self, plans, *asked):
         if self._comm.rank == 0:
-            began.append((clock.mine.now_s, len(plans)))
+            began.append((clock.mine.now_s, len(plans), clock.mine.sky.tuner._searches.spent_s))
         return compare(self, plans, *asked)
 
     monkeypatch.setattr(TrialRunner, "compare", too)
     monkeypatch.setattr(challenge, "_TIE", 1.3)  # more than one plan is tried
     monkeypatch.setattr(challenge, "SHARE", 100.0)
     done = flown(clock, lambda _: MIDDLE, 700, switch_s, quality=1.1)
-    ((at_s, num),) = began
+    ((at_s, num, spent_s),) = began
     assert num > 1
-    assert at_s >= 10 * 2 * num * switch_s  # two turns of each
+    assert spent_s > 0
+    assert at_s >= 10 * (spent_s + 2 * num * switch_s)  # two turns of each
     assert len(noted) == 2  # where switches cost nothing too: steps of the slower plans in their trials do
     assert simulated(done.plan, MIDDLE) <= simulated(EXACT, MIDDLE)
 

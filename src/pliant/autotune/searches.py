@@ -122,7 +122,7 @@ class Searches:
         prepared_s = self.elapsed_s if math.isnan(self._prepared_s) else self._prepared_s  # all was measured before
         start = replace(start, began_s=self._began_s, leaving_s=self.leaving_s, clock=time.perf_counter)
         found = yield from challenge_steps(space, model, limits, replace(start, prepared_s=prepared_s))
-        self.spent_s, self._prepared_s = found.spent_s, max(prepared_s, found.prepared_s)
+        self.spent_s, self._prepared_s = found.spent_s, found.prepared_s
         self._cells = [*self._cells[1 - _CELLS :], (features, found.trials)]
         return found
 

@@ -4,7 +4,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -121,8 +121,10 @@ def challenge_steps(
         loss_s = book.loss_s(wanted) if tried else -book.spent_s
         cost_s = book.spent_s + loss_s + (book.prepared_s if loss_s > 0 else 0.0)
         if cost_s > SHARE * (start.clock() - start.began_s):
-            found = book.close("challengers would have cost more than a tenth of the time since the run began")
-            return replace(found, resumes_s=max(cost_s / SHARE, _LATER * (start.clock() - start.began_s)))
+            resumes_s = max(cost_s / SHARE, _LATER * (start.clock() - start.began_s))
+            return book.close(
+                "challengers would have cost more than a tenth of the time since the run began", resumes_s
+            )
         expected_s, first = start.expected_s if first is not None else 0.0, None
         limit_s = math.inf if expected_s else _RACE * least_s / space.quality.factor(wanted)
         before_s, before = start.clock(), start.steps()
@@ -203,7 +205,7 @@ class _Book:
     def least_s(self) -> float:
         return min((self._measured_s(trial) for trial in self._sound), default=math.inf)
 
-    def close(self, stopped: str) -> SearchResult:
+    def close(self, stopped: str, resumes_s: float = math.inf) -> SearchResult:
         if not self._sound:
             why = f"; the first because: {self._trials[0].reason}" if self._trials else ""
             raise RuntimeError(f"none of {len(self._trials)} trials came to an end{why}")
@@ -215,6 +217,7 @@ class _Book:
             predicted_s=tuple(self._predicted_s),
             spent_s=self.spent_s,
             prepared_s=self.prepared_s,
+            resumes_s=resumes_s,
         )
 
     @property
