@@ -12,6 +12,7 @@ from hypothesis import given, strategies as st
 
 from planner.examples import FLAT, TWO_A_HOST, WORKLOAD
 from pliant.planner import BASELINES, Genome, Quality, Space
+from pliant.planner.genome import Gene
 from pliant.spec import from_json, to_json
 from pliant_bench.dataset import (
     COLUMNS,
@@ -27,6 +28,7 @@ from pliant_bench.dataset import (
 from pliant_bench.harness.setup import Cell
 
 PAGE = Path(__file__).parents[2] / "docs" / "dataset.md"
+CHOCO = Genome(Gene("choco", {"bits": 8, "graph": "exponential"}))
 SPACE = Space(WORKLOAD, TWO_A_HOST, Quality(budget=10))
 MODELS = (WORKLOAD, replace(WORKLOAD, name="wider", forward_s=0.5))
 TOPOLOGIES = (FLAT, TWO_A_HOST)
@@ -74,6 +76,21 @@ def collections(draw):
             genes = SPACE.sample(random.Random(draw(st.integers(0, 10**6))))
             lines.append(_trial(f"s{number}", k, genes, draw(st.lists(seconds, max_size=4))))
     return lines
+
+
+@pytest.mark.parametrize(
+    ("slow_share", "genes", "expected_s"),
+    [
+        (0.0, CHOCO, [0.2, 0.3]),
+        (0.5, CHOCO, [0.4, 0.5]),  # three ranks have run ahead of the slow one
+        (0.5, Genome(Gene("delayed_nesterov", {"period": 4})), [0.2, 0.3]),  # and here they may
+    ],
+)
+def test_a_slow_host_sets_the_pace_of_ranks_that_wait(slow_share, genes, expected_s):
+    line = _trial("s0", 0, genes, [0.2, 0.3]) | {"samples": [[0.2, 0.4, 0.1], [0.3, 0.5, 0.1]]}
+    made = dataset_of([_session(0, WORKLOAD, FLAT, slow_share, []), line])
+    assert made.samples_of("s0-0").tolist() == expected_s
+    assert made.runs["step_s"].tolist() == [np.median(expected_s)]
 
 
 @given(collections())

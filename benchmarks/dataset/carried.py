@@ -8,6 +8,7 @@ from dataset.schema import SLEPT_FROM, Row
 
 from pliant.planner import BASELINES
 from pliant_bench.dataset import Dataset, load
+from pliant_bench.dataset.measured import as_watched
 
 __all__ = ["add_slept"]
 
@@ -29,8 +30,9 @@ def _run(tables: Tables, data: Dataset, row: Row, session: Row) -> Row:
     software = ", ".join(f"{name} {machine[name]}" for name in ("python", "torch", "pliant") if name in machine)
     cpu = f"{machine['num_cpus']} x {machine['cpu']}; {software}" if "cpu" in machine else software
     wrong = ["a link was more than a quarter off"] if session["links_wrong"] else []
-    key = tables.session(f"slept-{row['session_id']}", session["began"], cpu, model.workload, wrong)
-    found = simulated(planned.plan, model.workload, network.topology, network.slow_share)
+    workload = as_watched(model.workload, network, session["compute_s"])
+    key = tables.session(f"slept-{row['session_id']}", session["began"], cpu, workload, wrong)
+    found = simulated(planned.plan, workload, network.topology, network.slow_share)
     found.pop("predicted", None)
     plain = "builder" if planned.generator in BASELINES else "sample"
     return {

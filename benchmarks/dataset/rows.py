@@ -12,8 +12,9 @@ from pliant.netmodel import KEYS, Overheads
 from pliant.planner.genome import SMALL_NUMEL
 from pliant.simulator import simulate
 from pliant.spec import Exchange, SyncPlan, Topology, Workload, canonical_hash, to_json
+from pliant_bench.dataset.measured import slowdown_of
 
-__all__ = ["OVERHEADS", "SIMULATOR", "Tables", "family_of", "rounded", "simulated", "slowdown_of"]
+__all__ = ["OVERHEADS", "SIMULATOR", "Tables", "family_of", "rounded", "simulated"]
 
 OVERHEADS = Overheads()
 SIMULATOR = f"pliant {version('pliant')}, overheads {canonical_hash(OVERHEADS)[:8]}"
@@ -90,14 +91,6 @@ def _family(node: Exchange) -> str:
     codec = node.payload_codec
     types = ">".join(type(each).__name__ for each in node.walk())
     return f"{types}:{codec.name}" if codec is not None else types
-
-
-def slowdown_of(topology: Topology, slow_share: float) -> list[float]:
-    """Return how many times longer each rank computes: those of the last host, where it is slow."""
-    if not slow_share:
-        return []
-    slow = topology.hosts[-1].num_ranks
-    return [1.0] * (topology.num_ranks - slow) + [1 / slow_share] * slow
 
 
 def simulated(plan: SyncPlan, workload: Workload, topology: Topology, slow_share: float) -> dict[str, Any]:

@@ -112,7 +112,7 @@ class _Session:
             "reason": trial["reason"],
             "num_steps": trial.get("num_steps", 0),
             "period": trial.get("period", 0),
-            **_statistics([mean for mean, _, _ in trial.get("samples", ())]),
+            **_statistics(self._paces_s(trial)),
             "compute_s": self._line["compute_s"],
             **{name: trial.get(name) for name in _FIGURES},
             "ended": trial["ended"],
@@ -122,10 +122,21 @@ class _Session:
 
     def step_rows(self, trial: Mapping[str, Any]) -> list[Row]:
         """Return the rows of steps."""
+        samples = zip(self._paces_s(trial), trial.get("samples", ()), strict=True)
         return [
-            {"run_id": _run_id(trial), "sample": k, "mean_s": mean, "max_s": largest, "rank0_s": first}
-            for k, (mean, largest, first) in enumerate(trial.get("samples", ()))
+            {"run_id": _run_id(trial), "sample": k, "pace_s": pace, "mean_s": mean, "max_s": largest, "rank0_s": first}
+            for k, (pace, (mean, largest, first)) in enumerate(samples)
         ]
+
+    def _paces_s(self, trial: Mapping[str, Any]) -> list[float]:
+        """Return the pace of the group in each sample: the mean over ranks, or with a slow host that of the slowest.
+
+        In the few steps of a turn, ranks that wait for a part of the others alone run further ahead of a slow one than
+        they can in a training. Where each rank goes at its own pace, they are never slowed, and the mean is right.
+        """
+        free = any(rule.exchange.timing.pace == "free" for rule in _plan_row(trial).plan.rules)
+        slowest = bool(self.network.slow_share) and not free
+        return [largest if slowest else mean for mean, largest, _ in trial.get("samples", ())]
 
     @property
     def _ids(self) -> Row:

@@ -1,14 +1,15 @@
 """The measured cells of a data set, each with its physics."""
 
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pliant.planner import Trial
 from pliant.simulator import CostFeatures, Overheads
-from pliant.spec import Workload
+from pliant.spec import Topology, Workload
 from pliant_bench.dataset import Dataset, NetworkRow
 
-__all__ = ["MeasuredCell", "measured_cells", "physics_of", "slowdown_of"]
+__all__ = ["MeasuredCell", "as_watched", "measured_cells", "physics_of", "slowdown_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +46,18 @@ def measured_cells(dataset: Dataset) -> list[MeasuredCell]:
             if provenance != "simulated"
         }
     )
+    watched: dict[tuple[str, str], list[float]] = {}
+    for row in dataset.rows("sessions"):
+        watched.setdefault((row["model_id"], row["topo_id"]), []).append(row["compute_s"])
     cells: list[MeasuredCell] = []
     for model_id, topo_id, provenance in named:
         sound = [t for t in dataset.trials(model_id, topo_id, provenance) if t.status == "ok"]
         if not sound:
             continue
         first = {trial.genes: trial for trial in reversed(sound)}
-        physics = physics_of(dataset.models[model_id].workload, dataset.topologies[topo_id])
+        network = dataset.topologies[topo_id]
+        step_s = statistics.median(watched[model_id, topo_id])
+        physics = physics_of(as_watched(dataset.models[model_id].workload, network, step_s), network)
         cells.append(
             MeasuredCell(model_id=model_id, topo_id=topo_id, physics=physics, trials=tuple(reversed(first.values())))
         )
@@ -60,14 +66,27 @@ def measured_cells(dataset: Dataset) -> list[MeasuredCell]:
     return cells
 
 
+def as_watched(workload: Workload, network: NetworkRow, alone_s: float) -> Workload:
+    """Return a workload whose step takes as long as it was watched to take, as "auto" watches it before it predicts.
+
+    Args:
+        workload: By formula: it knows nothing of the optimizer, nor of gradients that are copied.
+        network: Where it ran.
+        alone_s: Step of the slowest rank without communication.
+
+    """
+    slowest = max(slowdown_of(network.topology, network.slow_share), default=1.0)
+    return replace(workload, step_s=max(0.0, alone_s / slowest - workload.forward_s - workload.backward_s))
+
+
 def physics_of(workload: Workload, network: NetworkRow, overheads: Overheads | None = None) -> CostFeatures:
     """Return the simulator for a workload on a network, with its slow host."""
-    return CostFeatures(workload, network.topology, overheads, slowdown_of(network))
+    return CostFeatures(workload, network.topology, overheads, slowdown_of(network.topology, network.slow_share))
 
 
-def slowdown_of(network: NetworkRow) -> Sequence[float]:
+def slowdown_of(topology: Topology, slow_share: float) -> Sequence[float]:
     """Return how many times longer each rank computes: those of the last host, where it is slow."""
-    if network.slow_share == 0:
+    if slow_share == 0:
         return ()
-    slow = network.topology.hosts[-1].num_ranks
-    return [1.0] * (network.topology.num_ranks - slow) + [1 / network.slow_share] * slow
+    slow = topology.hosts[-1].num_ranks
+    return [1.0] * (topology.num_ranks - slow) + [1 / slow_share] * slow

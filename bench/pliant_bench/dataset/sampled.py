@@ -51,7 +51,11 @@ def _endless(
         for name, genes in islice(plans, _PLANS_A_CELL):
             planned = PlanRow(genes=genes, generator=name)
             found = simulate(
-                planned.plan, model.workload, network.topology, overheads=overheads, slowdown=slowdown_of(network)
+                planned.plan,
+                model.workload,
+                network.topology,
+                overheads=overheads,
+                slowdown=slowdown_of(network.topology, network.slow_share),
             )
             yield SimulatedRun(
                 model=model,

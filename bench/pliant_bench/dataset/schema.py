@@ -19,7 +19,7 @@ _RUN = {
     "reason": ("string", "why it is not ok"),
     "num_steps": ("int64", "timed steps"),
     "period": ("int64", "steps after which the plan begins anew; a sample is the mean of one period"),
-    "step_s": ("double", "s; median of samples: step time over whole periods, mean over ranks"),
+    "step_s": ("double", "s; median of samples: pace of the group over whole periods"),
     "mean_s": ("double", "s; mean of samples"),
     "p10_s": ("double", "s; 10 % quantile of samples"),
     "p90_s": ("double", "s; 90 % quantile of samples"),
@@ -109,6 +109,7 @@ COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
     "steps": {
         "run_id": ("string", "row of runs"),
         "sample": ("int64", "place among the run's samples"),
+        "pace_s": ("double", "s a step of the group: of the slowest rank where one host is slow, else the mean"),
         "mean_s": ("double", "s a step over one period, mean over ranks"),
         "max_s": ("double", "s, largest rank"),
         "rank0_s": ("double", "s, rank 0"),

@@ -54,7 +54,7 @@ class Dataset:
         return self.tables[table].to_pylist()
 
     def samples_of(self, run_id: str) -> NDArray[np.float64]:
-        """Return a run's samples of step time in seconds, (num_samples,), in order; empty if it has none."""
+        """Return a run's samples of the group's pace in seconds, (num_samples,), in order; empty if it has none."""
         first, last = self._places.get(run_id, (0, 0))
         return self._samples[first:last]
 
@@ -93,7 +93,7 @@ class Dataset:
 
     @cached_property
     def _samples(self) -> NDArray[np.float64]:
-        return self.columns("steps")["mean_s"]
+        return self.columns("steps")["pace_s"]
 
     @cached_property
     def _places(self) -> dict[str, tuple[int, int]]:

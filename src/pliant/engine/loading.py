@@ -93,7 +93,7 @@ def load_run(
     comm = comm_by_host(cast(ProcessGroup, own), timeout_s, device)
     try:
         mesh = None if held.sharded is None else Mesh.of(held.sharded.place)
-        manifest, state, shared = _read(on_disk(path), comm, device, mesh, resize=resize, given=(scheduler, scaler))
+        manifest, state, shared = _read(path, comm, device, mesh, resize=resize, given=(scheduler, scaler))
     finally:
         comm.close()
     run = start_run(
@@ -122,19 +122,23 @@ def load_run(
 
 
 def _read(
-    path: Path, comm: Comm, device: Any, mesh: Mesh | None, *, resize: bool, given: tuple[Any, Any]
+    path: str | Path, comm: Comm, device: Any, mesh: Mesh | None, *, resize: bool, given: tuple[Any, Any]
 ) -> tuple[Manifest, dict[str, Any], dict[str, Any]]:
-    """Read this rank's part and that for all, on all ranks or on none."""
+    """Read this rank's part and that for all, on all ranks or on none.
+
+    Every error is told together: a rank that left at once would close connections that others are still making.
+    """
     error, found = None, None
     try:
-        manifest = read_manifest(path)
+        folder = on_disk(path)
+        manifest = read_manifest(folder)
         if manifest.size != comm.size and not resize:
             raise ValueError(
                 f"{path} was saved by {manifest.size} ranks, but {comm.size} load it; start as many, or pass "
                 "resize=True, which goes on with others where gradients are exchanged."
             )
         shared = read_part(manifest, None)
-        _require_given(path, shared, given)
+        _require_given(folder, shared, given)
         state = read_part(manifest, comm.rank) if manifest.size == comm.size else None
         if state is None or (resize and mesh is not None and _is_of_other_mesh(state, comm.rank, mesh)):
             state = _resized(manifest, comm, mesh)
