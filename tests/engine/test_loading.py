@@ -24,7 +24,7 @@ def steps(ddp, optimizer, scheduler, rank, which):
     return losses
 
 
-def again(place, path, name, **options):
+def again(place, path, name="gossip", **options):
     ddp = new_ddp(place, seed=5)
     optimizer = adam_for(name, ddp.parameters())
     scheduler = scheduled(optimizer)
@@ -157,11 +157,19 @@ def test_a_whole_run_is_not_kept_where_only_fsspec_finds_it(tmp_path, monkeypatc
         sentence = "s3://bucket/run is a path of fsspec, but a whole run is kept in a folder of a disk"
         with relaxed(place, "gossip")[-1] as run, pytest.raises(ValueError, match=sentence):
             run.save("s3://bucket/run")
-        with pytest.raises(ValueError, match=sentence):  # on both: none leaves the other alone at its connections
-            again(place, "s3://bucket/run" if place.rank == 0 else str(tmp_path), "gossip")
+        with pytest.raises(ValueError, match=sentence):
+            again(place, "s3://bucket/run", "gossip")
 
     pliant.run_world(2, body)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_where_one_rank_is_told_of_another_place_none_loads(tmp_path):
+    def body(place):
+        with saved(place, tmp_path / "run")[-1], pytest.raises(ValueError, match="s3://bucket/run is a path of fsspec"):
+            again(place, tmp_path / "run" if place.rank else "s3://bucket/run")
+
+    pliant.run_world(2, body)
 
 
 def test_a_scheduler_that_was_saved_must_be_given(tmp_path):
