@@ -27,7 +27,8 @@ from pliant_bench.dataset import (
 )
 from pliant_bench.harness.setup import Cell
 
-PAGE = Path(__file__).parents[2] / "docs" / "dataset.md"
+ROOT = Path(__file__).parents[2]
+PAGE, RESULTS = ROOT / "docs" / "dataset.md", ROOT / "benchmarks" / "results"
 CHOCO = Genome(Gene("choco", {"bits": 8, "graph": "exponential"}))
 SPACE = Space(WORKLOAD, TWO_A_HOST, Quality(budget=10))
 MODELS = (WORKLOAD, replace(WORKLOAD, name="wider", forward_s=0.5))
@@ -208,6 +209,14 @@ def test_what_is_no_data_set_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(RuntimeError, match=r"pip install 'pliant\[plan\]'"):
         dataset_of(_one(WORKLOAD, [BASELINES["ddp"]]))
+
+
+def test_the_published_data_set_is_made_of_its_lines():
+    folders = [RESULTS / "collected_2core_2026-11-29" / name for name in ("none", "two-a", "two-b", "delays")]
+    lines = [line for folder in folders for line in (folder / "trials.jsonl").read_text().splitlines()]
+    made, published = dataset_of([json.loads(line) for line in lines]), load(RESULTS / "dataset_2core_2026-11-29")
+    for table in ("models", "topologies", "plans", "sessions", "runs", "steps"):
+        assert published.rows(table) == made.rows(table)
 
 
 def test_the_page_explains_every_column():

@@ -8,7 +8,7 @@ from pliant.planner import WORKLOADS, scaled_down
 from pliant_bench.dataset import load
 from pliant_bench.dataset.records import ModelRow
 
-DATASET = Path(__file__).parents[2] / "benchmarks" / "results" / "dataset_2core_2026-11-21"
+DATASET = Path(__file__).parents[2] / "benchmarks" / "results" / "dataset_2core_2026-11-29"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ a training step. Rows are measured or simulated, and each says which.
 _REST = """\
 ## How it was made
 
-- `measured-slept`: `pliant collect`, 2026-11-21, the first version of this data set, with momentum SGD.
+- `measured-slept`: `pliant collect`, 2026-11-29, the first version of this data set, with momentum SGD.
 - `measured-computed`: `benchmarks/dataset/measure.py`, from the committed list `trials_seed1.jsonl`. Its clusters have
   uneven hosts, uneven pairs, a slow host, racks, losses, and up to 8 ranks; its models up to 30 MB. Some trials are
   made to fail, and a plan that is much slower than the control is aborted.
@@ -44,14 +44,14 @@ _REST = """\
 
 A schedule that is "auto" was found for the cluster before the trial: a run goes around the ring until it has seen
 more sums than a trial has. `simulated_s` is the simulator's time of every row, from the cluster as asked for and the
-session's observed times. It is uncalibrated, and of the version that the simulated rows name: rows that slept were
-measured by an older engine, which made more rounds in coded plans.
+session's observed times. It is uncalibrated, and of the version that the simulated rows name.
 
 ## Limits
 
 - All hosts share one machine of two cores, so codecs and computing of all ranks compete. `load` says how busy it was.
 - A slow host pauses before each backward pass. Ranks at paces of their own (`ParameterServer`, free gossip,
-  asynchronous averages) are timed as the mean over ranks of each rank's step.
+  asynchronous averages) are timed as the mean over ranks of each rank's step;
+  rows that slept, where one host is slow and ranks wait for others, as the slowest rank.
 - Large models of slept rows are shrunk (`size_share`), but delays and costs of messages are not.
 - A failed or aborted run has no step time. It is not a run of time 0.
 - Simulated rows hold the simulator's errors: train on them if you like, but test on measured rows alone.

@@ -54,5 +54,5 @@ def _run(tables: Tables, data: Dataset, row: Row, session: Row) -> Row:
         **{name: rounded(row[name]) for name in _FIGURES},
         **found,
         "seed": 0,
-        "version": "2026-11-21",
+        "version": session["began"][:10],
     }

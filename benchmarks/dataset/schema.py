@@ -29,7 +29,7 @@ LINES = RESULTS / "dataset_v2_lines_2core.jsonl"
 """Lines of `measure.py`, from which the rows that computed are made."""
 LIST = Path(__file__).with_name("trials_seed1.jsonl")
 """List of measured trials, committed before the first was run."""
-SLEPT_FROM = RESULTS / "dataset_2core_2026-11-21"
+SLEPT_FROM = RESULTS / "dataset_2core_2026-11-29"
 """First version, whose rows are carried over."""
 
 FILES = {
@@ -104,7 +104,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         **_TIMES,
         "load": "processes that were running or waiting, at the end; null: simulated",
         "seed": "of the list or of the generator that the row comes from",
-        "version": "commit that measured it, or the simulator's version and overheads",
+        "version": "commit or day that measured it, or the simulator's version and overheads",
     },
 }
 """Table -> column -> meaning with unit."""

@@ -1,6 +1,6 @@
 """How good the plan is that a start from the best prediction keeps, by the recorded trials of a data set.
 
-``python benchmarks/planner/start_regret.py benchmarks/results/dataset_2core_2026-11-21``
+``python benchmarks/planner/start_regret.py benchmarks/results/dataset_2core_2026-11-29``
 
 In each cell the search of `pliant.planner.challenge` may take any plan that was run there, and is told its recorded
 step times; DDP in 16 bits counts as watched, where it was run. Regret is how much longer a step takes than under the
