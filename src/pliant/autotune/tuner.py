@@ -108,7 +108,7 @@ class AutoTuner(PlanInForce):
             self._searches.limits = self._auto
         workload = self.watched.workload
         if expected_s is None:
-            self._measured.look(self.watched, self._auto.probe_s)
+            self._measured.look(self.watched, self._run.plan, self._auto.probe_s)
             expected_s = yield from self._choose(workload, self._measured.topology, None)
         while True:
             result = yield from self._monitor(hold_steps, math.nan if expected_s is None else expected_s)
