@@ -10,10 +10,14 @@ line a cell and split; what has a line is not run again. No setting was chosen o
 
 import argparse
 import json
+import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
+import torch
 from evaluate import RANKERS, apart, pooled_features, rows, split, table
 from rank_rnn import RankRnn, variables_of
 from rankers import Ranker
@@ -27,11 +31,13 @@ from pliant.planner.predictor import Predictor, TransferPrior
 from pliant_bench.dataset import Dataset, load
 from pliant_bench.dataset.measured import MeasuredCell, measured_cells
 
-NUMBERS = {"within": (10, 25, 50, 80), "both": (0, 20)}
+NUMBERS = {"both": (0, 20), "within": (25,)}
 SEEDS = 1
 LEAST_TEST = 12
 KEY = ("cell", "held_out", "runs", "seed")
 
+Job = tuple[str, str, int, int]
+"""Values of `KEY`."""
 Known = tuple[np.ndarray, np.ndarray]
 """Variables of plans, (num, num_variables, num_features), and the logarithm of their times, (num,)."""
 
@@ -87,23 +93,38 @@ class Splits:
         return scores, test
 
 
+def judge(job: Job, folder: Path) -> dict:
+    """Return the line of a job, in a process of its own."""
+    splits = _splits(folder)
+    (cell,) = (cell for cell in splits.cells if cell.name == job[0])
+    scores, test = splits.scores(cell, *job[1:])
+    return {**dict(zip(KEY, job, strict=True)), "arms": list(rows(cell, *job[1:], scores, test)), **place()}
+
+
+@cache
+def _splits(folder: Path) -> Splits:
+    return Splits(load(folder))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--md", type=Path)
     given = parser.parse_args()
-    lines, splits = Lines(given.results, KEY), Splits(load(given.dataset))
-    for cell in splits.cells:
-        for held_out, numbers in NUMBERS.items():
-            for number in (n for n in numbers if len(cell.trials) - n >= LEAST_TEST):
-                for seed in range(SEEDS):
-                    if not lines.has(cell.name, held_out, number, seed):
-                        scores, test = splits.scores(cell, held_out, number, seed)
-                        found = list(rows(cell, held_out, number, seed, scores, test))
-                        about = dict(zip(KEY, (cell.name, held_out, number, seed), strict=True))
-                        lines.add({**about, "arms": found, **place()})
-                        print(json.dumps(about), flush=True)
+    lines, cells = Lines(given.results, KEY), _splits(given.dataset).cells
+    jobs = [
+        (cell.name, held_out, number, seed)
+        for held_out, numbers in NUMBERS.items()
+        for cell in cells
+        for number in (n for n in numbers if len(cell.trials) - n >= LEAST_TEST)
+        for seed in range(SEEDS)
+    ]
+    left = [job for job in jobs if not lines.has(*job)]
+    with ProcessPoolExecutor(os.cpu_count(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for line in pool.map(partial(judge, folder=given.dataset), left):
+            lines.add(line)
+            print(json.dumps([line[key] for key in KEY]), flush=True)
     show(table([row for record in lines.records.values() for row in record["arms"]]), given.md)
 
 
