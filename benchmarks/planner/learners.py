@@ -116,8 +116,9 @@ def main() -> None:
     jobs = [
         (cell.name, held_out, number, seed)
         for held_out, numbers in NUMBERS.items()
+        for number in numbers
         for cell in cells
-        for number in (n for n in numbers if len(cell.trials) - n >= LEAST_TEST)
+        if len(cell.trials) - number >= LEAST_TEST
         for seed in range(SEEDS)
     ]
     left = [job for job in jobs if not lines.has(*job)]
