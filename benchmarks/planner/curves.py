@@ -25,6 +25,7 @@ from sharded.journal import Lines, show
 
 from pliant.planner import BASELINES, Gene, Genome, Quality, SearchLimits, Space, Trial, search_steps
 from pliant.planner.predictor import Predictor
+from pliant.planner.quality import MEASURED_STEPS_RATIO
 from pliant_bench.dataset import Dataset, load
 from pliant_bench.dataset.measured import MeasuredCell, measured_cells
 
@@ -201,10 +202,15 @@ def curve(table: Table, arm: Arm, seed: int) -> list[float]:
     return regrets + [regrets[-1]] * (TRIALS - len(regrets))
 
 
+def _quality(budget: float) -> Quality:
+    """Return the limit under which `pliant collect` has drawn the plans."""
+    return Quality(budget=budget, ratios=MEASURED_STEPS_RATIO)
+
+
 def table_of(dataset: Dataset, cell: MeasuredCell, budget: float, plans: set[Genome]) -> Table:
     """Return what was run of these plans."""
     workload, network = dataset.models[cell.model_id].workload, dataset.topologies[cell.topo_id]
-    space = Listed(workload, network.topology, Quality(budget=budget))
+    space = Listed(workload, network.topology, _quality(budget))
     kept = {t.genes: t for t in cell.trials if t.genes in plans}
     space.known = frozenset(kept)
     cost_s = {g: t.step_s * space.quality.factor(g) for g, t in kept.items()}
@@ -216,7 +222,7 @@ def tables(dataset: Dataset, budget: float) -> list[Table]:
     found = []
     for cell in measured_cells(dataset):
         workload, network = dataset.models[cell.model_id].workload, dataset.topologies[cell.topo_id]
-        whole = set(Space(workload, network.topology, Quality(budget=budget)).enumerate())
+        whole = set(Space(workload, network.topology, _quality(budget)).enumerate())
         missing = whole - {t.genes for t in cell.trials}
         if len(missing) <= 0.02 * len(whole):
             found.append(table_of(dataset, cell, budget, whole | set(BASELINES.values())))
@@ -272,7 +278,7 @@ def text_of(found: list[Table], rows: list[dict]) -> str:
 def fixed(dataset: Dataset, budget: float) -> str:
     """Return what each builder costs in its worst cell, over what 40 trials of a search find among all that was run."""
     slower: dict[str, dict[str, float]] = {}
-    quality = Quality(budget=budget)
+    quality = _quality(budget)
     for cell in measured_cells(dataset):
         within = {t.genes for t in cell.trials if all(quality.admits(gene) for gene in t.genes.genes)}
         table = table_of(dataset, cell, budget, within)
