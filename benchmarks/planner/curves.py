@@ -12,7 +12,7 @@ import random
 import statistics
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -202,6 +202,11 @@ def curve(table: Table, arm: Arm, seed: int) -> list[float]:
     return regrets + [regrets[-1]] * (TRIALS - len(regrets))
 
 
+def _trials_by_plan(cell: MeasuredCell) -> dict[str, Trial]:
+    """Return a trial of each plan by its hash: a data set has one of the genomes that are the same plan."""
+    return {trial.genes.plan().hash: trial for trial in cell.trials}
+
+
 def _quality(budget: float) -> Quality:
     """Return the limit under which `pliant collect` has drawn the plans."""
     return Quality(budget=budget, ratios=MEASURED_STEPS_RATIO)
@@ -211,7 +216,8 @@ def table_of(dataset: Dataset, cell: MeasuredCell, budget: float, plans: set[Gen
     """Return what was run of these plans."""
     workload, network = dataset.models[cell.model_id].workload, dataset.topologies[cell.topo_id]
     space = Listed(workload, network.topology, _quality(budget))
-    kept = {t.genes: t for t in cell.trials if t.genes in plans}
+    trial_of = _trials_by_plan(cell)
+    kept = {g: replace(trial_of[g.plan().hash], genes=g) for g in plans if g.plan().hash in trial_of}
     space.known = frozenset(kept)
     cost_s = {g: t.step_s * space.quality.factor(g) for g, t in kept.items()}
     return Table(cell=cell, space=space, cost_s=cost_s, trials=kept)
@@ -223,8 +229,8 @@ def tables(dataset: Dataset, budget: float) -> list[Table]:
     for cell in measured_cells(dataset):
         workload, network = dataset.models[cell.model_id].workload, dataset.topologies[cell.topo_id]
         whole = set(Space(workload, network.topology, _quality(budget)).enumerate())
-        missing = whole - {t.genes for t in cell.trials}
-        if len(missing) <= 0.02 * len(whole):
+        trial_of = _trials_by_plan(cell)
+        if sum(genes.plan().hash not in trial_of for genes in whole) <= 0.02 * len(whole):
             found.append(table_of(dataset, cell, budget, whole | set(BASELINES.values())))
     if not found:
         raise ValueError(f"no cell has every plan within the budget of {budget}; collect one with --plans 0.")
