@@ -217,7 +217,7 @@ def table_of(dataset: Dataset, cell: MeasuredCell, budget: float, plans: set[Gen
     workload, network = dataset.models[cell.model_id].workload, dataset.topologies[cell.topo_id]
     space = Listed(workload, network.topology, _quality(budget))
     trial_of = _trials_by_plan(cell)
-    kept = {g: replace(trial_of[g.plan().hash], genes=g) for g in plans if g.plan().hash in trial_of}
+    kept = {g: replace(trial_of[g.plan().hash], genes=g) for g in sorted(plans, key=str) if g.plan().hash in trial_of}
     space.known = frozenset(kept)
     cost_s = {g: t.step_s * space.quality.factor(g) for g, t in kept.items()}
     return Table(cell=cell, space=space, cost_s=cost_s, trials=kept)
