@@ -14,7 +14,7 @@ from pliant.simulator import CostFeatures, Overheads, simulate
 from pliant.spec import Host, Topology, to_json
 from pliant_bench.dataset import NetworkRow, dataset_of, load, write
 from pliant_bench.dataset.command import dataset
-from pliant_bench.dataset.measured import MeasuredCell, as_watched, measured_cells, slowdown_of
+from pliant_bench.dataset.measured import MeasuredCell, as_watched, measured_cells
 from pliant_bench.dataset.sampled import simulated_runs
 from pliant_bench.dataset.validation import ValidationGate, validate
 
@@ -101,14 +101,14 @@ def test_simulated_runs_are_those_of_the_seed_and_of_the_families():
         one.model.workload,
         one.network.topology,
         overheads=Overheads(),
-        slowdown=slowdown_of(one.network.topology, one.network.slow_share),
+        slowdown=one.network.slowdown,
     )
     assert one.step_s == same.step_s
 
 
 def test_a_slow_host_is_the_last():
-    assert slowdown_of(network(1e7).topology, 0.0) == ()
-    assert slowdown_of(network(1e7).topology, 0.5) == [1.0, 1.0, 1.0, 2.0]
+    assert network(1e7).slowdown == ()
+    assert network(1e7, 0.5).slowdown == [1.0, 1.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize("slow_share", [0.0, 0.5])
@@ -116,7 +116,7 @@ def test_a_workload_takes_what_its_session_watched(slow_share):
     workload, where = WORKLOADS["lstm"](), network(0.0, slow_share)
     by_formula_s = workload.compute_s / (slow_share or 1.0)
     watched = as_watched(workload, where, by_formula_s + 0.01)
-    found = simulate(BASELINES["ddp"].plan(), watched, where.topology, slowdown=slowdown_of(where.topology, slow_share))
+    found = simulate(BASELINES["ddp"].plan(), watched, where.topology, slowdown=where.slowdown)
     assert found.compute_s == pytest.approx(by_formula_s + 0.01)
     assert as_watched(workload, where, 0.5 * by_formula_s).step_s == 0  # never shorter than the formula
 

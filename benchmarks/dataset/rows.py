@@ -12,7 +12,7 @@ from pliant.netmodel import KEYS, Overheads
 from pliant.planner.genome import SMALL_NUMEL
 from pliant.simulator import simulate
 from pliant.spec import Exchange, SyncPlan, Topology, Workload, canonical_hash, to_json
-from pliant_bench.dataset.measured import slowdown_of
+from pliant_bench.dataset.records import slowdown_of
 
 __all__ = ["OVERHEADS", "SIMULATOR", "Tables", "family_of", "rounded", "simulated"]
 

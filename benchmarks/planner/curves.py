@@ -202,22 +202,18 @@ def curve(table: Table, arm: Arm, seed: int) -> list[float]:
     return regrets + [regrets[-1]] * (TRIALS - len(regrets))
 
 
-def _trials_by_plan(cell: MeasuredCell) -> dict[str, Trial]:
-    """Return a trial of each plan by its hash: a data set has one of the genomes that are the same plan."""
-    return {trial.genes.plan().hash: trial for trial in cell.trials}
-
-
 def _quality(budget: float) -> Quality:
     """Return the limit under which `pliant collect` has drawn the plans."""
     return Quality(budget=budget, ratios=MEASURED_STEPS_RATIO)
 
 
 def table_of(dataset: Dataset, cell: MeasuredCell, budget: float, plans: set[Genome]) -> Table:
-    """Return what was run of these plans."""
+    """Return what was run of these plans: a data set has one of the genomes that are the same plan."""
     workload, network = dataset.models[cell.model_id].workload, dataset.topologies[cell.topo_id]
     space = Listed(workload, network.topology, _quality(budget))
-    trial_of = _trials_by_plan(cell)
-    kept = {g: replace(trial_of[g.plan().hash], genes=g) for g in sorted(plans, key=str) if g.plan().hash in trial_of}
+    trial_of = {trial.genes.plan().hash: trial for trial in cell.trials}
+    hashes = {genes: genes.plan().hash for genes in sorted(plans, key=str)}
+    kept = {genes: replace(trial_of[each], genes=genes) for genes, each in hashes.items() if each in trial_of}
     space.known = frozenset(kept)
     cost_s = {g: t.step_s * space.quality.factor(g) for g, t in kept.items()}
     return Table(cell=cell, space=space, cost_s=cost_s, trials=kept)
@@ -229,9 +225,9 @@ def tables(dataset: Dataset, budget: float) -> list[Table]:
     for cell in measured_cells(dataset):
         workload, network = dataset.models[cell.model_id].workload, dataset.topologies[cell.topo_id]
         whole = set(Space(workload, network.topology, _quality(budget)).enumerate())
-        trial_of = _trials_by_plan(cell)
-        if sum(genes.plan().hash not in trial_of for genes in whole) <= 0.02 * len(whole):
-            found.append(table_of(dataset, cell, budget, whole | set(BASELINES.values())))
+        table = table_of(dataset, cell, budget, whole | set(BASELINES.values()))
+        if len(whole - table.cost_s.keys()) <= 0.02 * len(whole):
+            found.append(table)
     if not found:
         raise ValueError(f"no cell has every plan within the budget of {budget}; collect one with --plans 0.")
     return found

@@ -134,9 +134,10 @@ class _Session:
         In the few steps of a turn, ranks that wait for a part of the others alone run further ahead of a slow one than
         they can in a training. Where each rank goes at its own pace, they are never slowed, and the mean is right.
         """
-        free = any(rule.exchange.timing.pace == "free" for rule in _plan_row(trial).plan.rules)
-        slowest = bool(self.network.slow_share) and not free
-        return [largest if slowest else mean for mean, largest, _ in trial.get("samples", ())]
+        samples = trial.get("samples", ())
+        if not self.network.slow_share or _is_free(trial):
+            return [mean for mean, _, _ in samples]
+        return [largest for _, largest, _ in samples]
 
     @property
     def _ids(self) -> Row:
@@ -158,6 +159,10 @@ class _Session:
 
 def _plan_row(trial: Mapping[str, Any]) -> PlanRow:
     return PlanRow(genes=from_json(Genome, json.dumps(trial["genes"])), generator=trial["name"])
+
+
+def _is_free(trial: Mapping[str, Any]) -> bool:
+    return any(rule.exchange.timing.pace == "free" for rule in _plan_row(trial).plan.rules)
 
 
 def _run_id(trial: Mapping[str, Any]) -> str:

@@ -1,15 +1,14 @@
 """The measured cells of a data set, each with its physics."""
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pliant.planner import Trial
 from pliant.simulator import CostFeatures, Overheads
-from pliant.spec import Topology, Workload
+from pliant.spec import Workload
 from pliant_bench.dataset import Dataset, NetworkRow
 
-__all__ = ["MeasuredCell", "as_watched", "measured_cells", "physics_of", "slowdown_of"]
+__all__ = ["MeasuredCell", "as_watched", "measured_cells", "physics_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,18 +74,10 @@ def as_watched(workload: Workload, network: NetworkRow, alone_s: float) -> Workl
         alone_s: Step of the slowest rank without communication.
 
     """
-    slowest = max(slowdown_of(network.topology, network.slow_share), default=1.0)
+    slowest = max(network.slowdown, default=1.0)
     return replace(workload, step_s=max(0.0, alone_s / slowest - workload.forward_s - workload.backward_s))
 
 
 def physics_of(workload: Workload, network: NetworkRow, overheads: Overheads | None = None) -> CostFeatures:
     """Return the simulator for a workload on a network, with its slow host."""
-    return CostFeatures(workload, network.topology, overheads, slowdown_of(network.topology, network.slow_share))
-
-
-def slowdown_of(topology: Topology, slow_share: float) -> Sequence[float]:
-    """Return how many times longer each rank computes: those of the last host, where it is slow."""
-    if slow_share == 0:
-        return ()
-    slow = topology.hosts[-1].num_ranks
-    return [1.0] * (topology.num_ranks - slow) + [1 / slow_share] * slow
+    return CostFeatures(workload, network.topology, overheads, network.slowdown)

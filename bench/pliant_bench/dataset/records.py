@@ -1,6 +1,6 @@
 """Records to rows and back: what was run, and on what."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from pliant.spec import (
 )
 from pliant.spec.units import format_rate, format_time
 
-__all__ = ["ModelRow", "NetworkRow", "PlanRow", "Row", "SimulatedRun", "rule_rows"]
+__all__ = ["ModelRow", "NetworkRow", "PlanRow", "Row", "SimulatedRun", "rule_rows", "slowdown_of"]
 
 Row = dict[str, Any]
 _TENSOR = ("name", "dtype", "layer", "ready_s")
@@ -67,6 +67,14 @@ class ModelRow:
         return cls(family=row["family"], workload=workload, size_share=row["size_share"])
 
 
+def slowdown_of(topology: Topology, slow_share: float) -> Sequence[float]:
+    """Return how many times longer each rank computes: those of the last host, where it is slow."""
+    if slow_share == 0:
+        return ()
+    slow = topology.hosts[-1].num_ranks
+    return [1.0] * (topology.num_ranks - slow) + [1 / slow_share] * slow
+
+
 @dataclass(frozen=True, kw_only=True)
 class NetworkRow:
     """A topology, and what it does not say itself."""
@@ -96,6 +104,11 @@ class NetworkRow:
         slow = f"-slow{self.slow_share:g}" if self.slow_share else ""
         mark = canonical_hash(replace(self, topology=replace(self.topology, provenance="")))[:8]
         return f"{len(hosts)}x{hosts[0].num_ranks}-{rate}-{format_time(hosts[0].delay_s)}{slow}-{mark}"
+
+    @property
+    def slowdown(self) -> Sequence[float]:
+        """Times that each rank computes longer: those of the last host, where it is slow; empty if all are alike."""
+        return slowdown_of(self.topology, self.slow_share)
 
     def row(self) -> Row:
         """Return the row of topologies."""

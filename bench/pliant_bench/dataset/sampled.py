@@ -9,7 +9,6 @@ from pliant.planner.quality import MEASURED_STEPS_RATIO
 from pliant.simulator import Overheads, simulate
 from pliant.spec import Host, Topology
 from pliant_bench.dataset import ModelRow, NetworkRow, PlanRow, SimulatedRun
-from pliant_bench.dataset.measured import slowdown_of
 
 __all__ = ["simulated_runs"]
 
@@ -55,7 +54,7 @@ def _endless(
                 model.workload,
                 network.topology,
                 overheads=overheads,
-                slowdown=slowdown_of(network.topology, network.slow_share),
+                slowdown=network.slowdown,
             )
             yield SimulatedRun(
                 model=model,
