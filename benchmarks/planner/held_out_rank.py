@@ -168,6 +168,20 @@ def search(task: TimingTask, job: dict[str, Any]) -> tuple[SyncPlan, pliant.spec
     return plan, workload
 
 
+def taken(training: Training, plan: SyncPlan, name: str, cycle: int) -> dict[str, Any]:
+    """Let a plan take its turn; return its median step time, and the steps that it took.
+
+    Raises:
+        RuntimeError: A step failed under it.
+
+    """
+    found = run_trial(training, plan, TURN_S, wire=True, cycle=cycle)
+    if found["status"] != "ok":
+        raise RuntimeError(f"{name}: {found['reason']}")
+    means = sorted(mean for mean, _, _ in found["samples"])
+    return {"step_s": means[len(means) // 2], "num_steps": found["num_steps"]}
+
+
 def main(path: str) -> None:
     """Carry out a job."""
     job = json.loads(Path(path).read_text())
@@ -181,12 +195,7 @@ def main(path: str) -> None:
     run_trial(training, plans["ddp-bf16"], 0.0, wire=True)  # DDP lays out its buckets, and TCP finds its window
     for number in range(job["rounds"]):
         for name in list(plans) if number % 2 == 0 else reversed(plans):
-            found = run_trial(training, plans[name], TURN_S, wire=True, cycle=cycles[name])
-            if found["status"] != "ok":
-                raise RuntimeError(f"{name}: {found['reason']}")
-            means = sorted(mean for mean, _, _ in found["samples"])
-            step_s = means[len(means) // 2]
-            emit("turn", {"round": number, "arm": name, "step_s": step_s, "num_steps": found["num_steps"]})
+            emit("turn", {"round": number, "arm": name, **taken(training, plans[name], name, cycles[name])})
     training.run.close()
     dist.barrier()
     dist.destroy_process_group()

@@ -40,7 +40,8 @@ class Overheads:
     """Time on a link over payload bytes / rate: a topology's rates are those of links, which carry headers as well, and
     TCP does not use all."""
     message_s: float = 1.5e-4
-    """Seconds of a rank for each message that it sends or receives."""
+    """Seconds of a rank for each message that it sends or receives. Of several that go to a peer at once, the others
+    take `handling_share` of it."""
     bucket_s: float = 3e-4
     """Seconds of a rank for each exchange: hook, communication thread, checks."""
     sharing: float = 0.17
@@ -106,6 +107,11 @@ class Overheads:
         return hash(
             (self.wire_factor, self.message_s, self.bucket_s, self.compute_overlap, self.exchange_overlap, self.pause_s)
         )
+
+    @property
+    def handling_share(self) -> float:
+        """Part of `message_s` in which a rank does not wait: all that a message costs which goes behind another."""
+        return self.message_cpu_s / self.message_s if self.message_cpu_s < self.message_s else 1.0
 
     def sharing_factor(self, num_flows: Floats) -> Floats:
         """Return how many times as long an interface takes for f flows at once as for one: 1 + sharing (1 - 1/f).

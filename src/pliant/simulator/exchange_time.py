@@ -167,11 +167,17 @@ class _Wires:
         busy, lag = none.copy(), none.copy()
         busy[:, _AT["loopback_bytes"]] = np.where(inside, took.loopback_bytes, 0)
         busy[:, _AT["wire_s"]] = np.where(inside, 0, took.rate_s)
-        busy[:, _AT["messages"]] = took.num_messages * (1 if each.split is None else each.split)
+        busy[:, _AT["messages"]] = took.num_messages * self._messages_of_one(each)
         starting_s = self._opened.left_s(messages, in_turn_s(took.start_s)) + took.staging_s
         lag[:, _AT["latency_s"]] = took.latency_s + starting_s
         self.others_s.append(starting_s + busy[:, _AT["messages"]] * self._coefficients[_AT["messages"]])
         return busy, lag
+
+    def _messages_of_one(self, each: Round) -> Floats | float:
+        """Return how many messages, each waited for, cost as much as the pieces of one."""
+        if each.split is None:
+            return 1.0
+        return 1 + (each.split - 1) * (self._links.overheads.handling_share if each.posted else 1.0)
 
 
 def _later(a: Floats, b: Floats, coefficients: Floats) -> Floats:
