@@ -7,7 +7,7 @@ training with 16-bit all-reduce at that rate, whose loss after 80 % of its steps
 another exchange from the same weights, with the same batches and rates, until it reaches the target. Trials are
 carried out in the order of the list: first everything that one seed needs on four ranks, then two further seeds, then
 eight ranks: all with one seed, and with the others what lets weights of ranks differ, since a row of theirs counts for
-no more ranks than it was measured on. `expected_s` is the time of a core that a trial was expected to take, after one
+no more ranks than it was measured on. At the end come exchanges within others, on four ranks with three seeds. `expected_s` is the time of a core that a trial was expected to take, after one
 look at each task.
 """
 
@@ -48,6 +48,21 @@ GENES = (
     Gene("sparse", {"choice": "topk", "ratio": 0.1}),
 )
 """Exchanges that are compared with the base, those that the planner has had a figure for first."""
+COMBINED = tuple(
+    Gene(
+        "LocalSteps",
+        {
+            "period": 2,
+            "outer": "Outer()",
+            "fragments": 1,
+            "delay_steps": 0,
+            "pace": "lockstep",
+            "averaging": f"ScatterGather(codec={codec})",
+        },
+    )
+    for codec in ("qsgd(bits=4)", "ternary")
+)
+"""Exchanges within others, whose ratio is else taken for the product of both."""
 Record = dict[str, Any]
 
 
@@ -92,6 +107,7 @@ def listed() -> list[Record]:
         *(trial for seed in SEEDS for trial in one(cells, RANKS, seed)),
         *one(more, MORE_RANKS, 0),
         *(trial for seed, cells in others.items() for trial in one(cells, MORE_RANKS, seed, apart)),
+        *(record("curve", *cell, gene, RANKS, seed) for seed in SEEDS for gene in COMBINED for cell in cells),
     ]
 
 
