@@ -7,7 +7,7 @@ training with 16-bit all-reduce at that rate, whose loss after 80 % of its steps
 another exchange from the same weights, with the same batches and rates, until it reaches the target. Trials are
 carried out in the order of the list: first everything that one seed needs on four ranks, then two further seeds, then
 eight ranks: all with one seed, and with the others what lets weights of ranks differ, since a row of theirs counts for
-no more ranks than it was measured on. At the end come exchanges within others, on four ranks with three seeds. `expected_s` is the time of a core that a trial was expected to take, after one
+no more ranks than it was measured on. At the end come exchanges within others, and what was known of one CNN alone. `expected_s` is the time of a core that a trial was expected to take, after one
 look at each task.
 """
 
@@ -63,6 +63,8 @@ COMBINED = tuple(
     for codec in ("qsgd(bits=4)", "ternary")
 )
 """Exchanges within others, whose ratio is else taken for the product of both."""
+LATER_GENES = (Gene("quantized", {"bits": 2}), Gene("tasc", {"agreement": "leader", "ratio": 0.03}))
+"""Exchanges that only one CNN had a ratio for."""
 Record = dict[str, Any]
 
 
@@ -97,17 +99,21 @@ def listed() -> list[Record]:
     more = [(task, optimizer) for task in TASKS_OF_MORE_RANKS for optimizer in OPTIMIZERS]
 
     def one(these: list[tuple[str, str]], ranks: int, seed: int, genes: tuple[Gene, ...] = GENES) -> list[Record]:
-        bases = [record("base", *cell, BASE, ranks, seed) for cell in these]
-        return [*bases, *(record("curve", *cell, gene, ranks, seed) for gene in genes for cell in these)]
+        return [*(record("base", *cell, BASE, ranks, seed) for cell in these), *curves(these, ranks, seed, genes)]
+
+    def curves(these: list[tuple[str, str]], ranks: int, seed: int, genes: tuple[Gene, ...]) -> list[Record]:
+        return [record("curve", *cell, gene, ranks, seed) for gene in genes for cell in these]
 
     apart = tuple(gene for gene in GENES if gene.exchange.weights_may_diverge)
-    others = {seed: [(t, o) for t in TASKS_APART for o in OPTIMIZERS if seed or (t, o) not in more] for seed in SEEDS}
+    apart_cells = [(task, optimizer) for task in TASKS_APART for optimizer in OPTIMIZERS]
+    others = {seed: [cell for cell in apart_cells if seed or cell not in more] for seed in SEEDS}
     return [
         *(record("tuned", *cell, BASE, RANKS, 0) for cell in cells),
         *(trial for seed in SEEDS for trial in one(cells, RANKS, seed)),
         *one(more, MORE_RANKS, 0),
         *(trial for seed, cells in others.items() for trial in one(cells, MORE_RANKS, seed, apart)),
-        *(record("curve", *cell, gene, RANKS, seed) for seed in SEEDS for gene in COMBINED for cell in cells),
+        *(curve for genes in (COMBINED, LATER_GENES) for seed in SEEDS for curve in curves(cells, RANKS, seed, genes)),
+        *(curve for seed in SEEDS for curve in curves(apart_cells, MORE_RANKS, seed, COMBINED)),
     ]
 
 

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 import pliant as p
 from pliant.algorithms.plans import plan_of
 from pliant.layouts.rounds import rounds_among
+from pliant.netmodel import Overheads
 from pliant.simulator import simulate, simulate_many
 from pliant.spec import TensorSpec, Workload
 from tables import ELSEWHERE, REGISTRY, optimizer_for
@@ -124,6 +125,15 @@ def test_messages_are_those_of_the_engine(size, names):
     }
     sent = p.run_world(size, be, timeout_s=60)
     assert {name: max(each[name] for each in sent) for name in names} == pytest.approx(predicted)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_pieces_behind_another_cost_their_handling(share):
+    """Parts of 4 MiB go to three owners and back, in four pieces each: the first of a peer is waited for."""
+    costs = Overheads(message_s=1e-3, message_cpu_s=share * 1e-3)
+    plan = plan_of(p.parse("int4"))
+    found = simulate(plan, workload(1, (4, 1 << 20)), cluster(4, 1.25e9), overheads=costs)
+    assert sent_in_step(found) == pytest.approx(2 * 3 * (1 + 3 * share))
 
 
 @pytest.mark.parametrize("size", [64, 1024])
