@@ -5,7 +5,7 @@
 ``python benchmarks/quality/steps_ratio.py --out FILE --table``    carries out nothing
 ``python benchmarks/quality/steps_ratio.py --out FILE --list``     says what is left
 
-The list of trials, with seeds, is `trials_seed1.jsonl` (see `trials.py`): 746 trials, 12,600 s of one idle core. Workers
+The list of trials, with seeds, is `trials_seed1.jsonl` (see `trials.py`): 842 trials, 14,300 s of one idle core. Workers
 are threads of this process with real Gloo groups between them (`pliant_bench.lab`), so the exchange is the engine's
 own. One finished trial is one line of the file; the same command goes on where it stopped.
 

@@ -7,8 +7,8 @@ training with 16-bit all-reduce at that rate, whose loss after 80 % of its steps
 another exchange from the same weights, with the same batches and rates, until it reaches the target. Trials are
 carried out in the order of the list: first everything that one seed needs on four ranks, then two further seeds, then
 eight ranks: all with one seed, and with the others what lets weights of ranks differ, since a row of theirs counts for
-no more ranks than it was measured on. At the end come exchanges within others, and what was known of one CNN alone. `expected_s` is the time of a core that a trial was expected to take, after one
-look at each task.
+no more ranks than it was measured on. At the end come exchanges within others, and what was known of one CNN alone.
+`expected_s` is the time of a core that a trial was expected to take, after one look at each task.
 """
 
 import json
