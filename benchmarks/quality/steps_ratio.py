@@ -5,9 +5,9 @@
 ``python benchmarks/quality/steps_ratio.py --out FILE --table``    carries out nothing
 ``python benchmarks/quality/steps_ratio.py --out FILE --list``     says what is left
 
-The list of trials, with seeds, is `trials_seed1.jsonl` (see `trials.py`): 842 trials, 14,300 s of one idle core. Workers
-are threads of this process with real Gloo groups between them (`pliant_bench.lab`), so the exchange is the engine's
-own. One finished trial is one line of the file; the same command goes on where it stopped.
+The list of trials, with seeds, is `trials_seed1.jsonl` (see `trials.py`): 842 trials, 14,300 s of one idle core.
+Workers are threads of this process with real Gloo groups between them (`pliant_bench.lab`), so the exchange is the
+engine's own. One finished trial is one line of the file; the same command goes on where it stopped.
 
 A ratio is the step at which a training first comes to the target over the step at which 16-bit all-reduce of the same
 task, optimizer, ranks and seed does. The target is the held-out loss that it has after 80 % of its steps. Learning
