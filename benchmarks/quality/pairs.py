@@ -1,6 +1,6 @@
 """How well a steps ratio is predicted that was left out: by other tasks, and by the task's other exchanges.
 
-``python benchmarks/quality/pairs.py benchmarks/results/steps_ratio_2core_2026-11-25.jsonl``
+``python benchmarks/quality/pairs.py benchmarks/results/steps_ratio_*2core*.jsonl``
 
 A pair is a task with an optimizer, and a setting. Each is left out in turn, and predicted in four ways:
 
@@ -109,10 +109,10 @@ def of_seeds(lines: list[Record]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("lines", type=Path, help="file that steps_ratio.py has written")
+    parser.add_argument("lines", type=Path, nargs="+", help="files that steps_ratio.py has written")
     parser.add_argument("--ranks", type=int, default=4)
     given = parser.parse_args()
-    lines = telling(read_records(given.lines))
+    lines = telling([line for path in given.lines for line in read_records(path)])
     known: Known = {}
     for cell, ratios in by_task(lines, SEEDS).items():
         if cell.ranks == given.ranks and len(ratios) >= TASKS:
