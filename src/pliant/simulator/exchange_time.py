@@ -106,14 +106,13 @@ def exchange_time(
             hold = 1 - follower.share * (1 - 1 / follower.pieces)  # (num_buckets,)
             first = np.where(follower.pieces[:, None] > 1, start + stage.lag + stage.busy * hold[:, None], end)
     worked = sum((s.busy for s in stages if s.kind != "communicate"), zero)
-    handled = sum((s.busy[:, _AT["messages"]] for s in stages), np.zeros(num_buckets))
     sent = sum((r.sent(links.num_ranks) for r in rounds), np.zeros((num_buckets, links.num_ranks)))
     received = sum((r.received(links.num_ranks) for r in rounds), np.zeros((num_buckets, links.num_ranks)))
     return Exchanges(
         seconds=end @ coefficients,
         counts=end,
         codec_s=worked @ coefficients,
-        cpu_s=worked @ coefficients + socket_cpu_s[0] * handled + socket_cpu_s[1] * (sent + received).max(1),
+        cpu_s=worked @ coefficients + socket_cpu_s[0] * wires.handled + socket_cpu_s[1] * (sent + received).max(1),
         sent=sent,
         received=received,
         stages=tuple(windows),
@@ -158,6 +157,8 @@ class _Wires:
         self._opened = OpenedPaths()
         self.others_s: list[Floats] = []
         """Time of each round that its messages take of a rank, and TCP to open its windows, (num_buckets,)."""
+        self.handled: Floats | float = 0.0
+        """Messages of the busiest ranks, (num_buckets,)."""
 
     def of(self, each: Round, messages: Messages, none: Floats) -> tuple[Floats, Floats]:
         """Return the time that occupies the wire and the time that only delays, (num_buckets, num_keys) both."""
@@ -167,17 +168,14 @@ class _Wires:
         busy, lag = none.copy(), none.copy()
         busy[:, _AT["loopback_bytes"]] = np.where(inside, took.loopback_bytes, 0)
         busy[:, _AT["wire_s"]] = np.where(inside, 0, took.rate_s)
-        busy[:, _AT["messages"]] = took.num_messages * self._messages_of_one(each)
+        pieces = 1.0 if each.split is None else each.split
+        behind = self._links.overheads.handling_share if each.posted else 1.0
+        busy[:, _AT["messages"]] = took.num_messages * (1 + (pieces - 1) * behind)
+        self.handled += took.num_messages * pieces
         starting_s = self._opened.left_s(messages, in_turn_s(took.start_s)) + took.staging_s
         lag[:, _AT["latency_s"]] = took.latency_s + starting_s
         self.others_s.append(starting_s + busy[:, _AT["messages"]] * self._coefficients[_AT["messages"]])
         return busy, lag
-
-    def _messages_of_one(self, each: Round) -> Floats | float:
-        """Return how many messages, each waited for, cost as much as the pieces of one."""
-        if each.split is None:
-            return 1.0
-        return 1 + (each.split - 1) * (self._links.overheads.handling_share if each.posted else 1.0)
 
 
 def _later(a: Floats, b: Floats, coefficients: Floats) -> Floats:
