@@ -23,7 +23,7 @@ from pliant.attachment.verdict import RunOptions, RunVerdict
 from pliant.autotune import measurements, plan_search, prospects, recall, searches, trials, turn_budget
 from pliant.autotune.summary import Choice
 from pliant.netmodel import PRESETS
-from pliant.planner import OWN_EXCHANGE
+from pliant.planner import OWN_EXCHANGE, challenge
 from pliant.planner.experience import load_experience
 from pliant.profiling.observe import Observation
 from pliant.simulator import simulate
@@ -130,6 +130,7 @@ def first_run(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         patch.setattr(turn_budget, "SHARE", 100.0)  # so that plans take turns at once
+        patch.setattr(challenge, "_TIE", 1.5)  # and several are tried
         return folder, run(MadeUp(patch), folder)
 
 
