@@ -302,7 +302,7 @@ def test_ranks_that_share_cpus_work_longer_for_exchanges(name):
         [k for k, key in enumerate(KEYS) if key not in ("compute_s", "wire_s", "latency_s", "loopback_bytes")]
     ] *= 2
     shared, own = replace(cluster(4), num_cpus=2.0), cluster(4)
-    twice = base.with_coefficients(coefficients)
+    twice = replace(base.with_coefficients(coefficients), message_cpu_s=2 * base.message_cpu_s)
     exposed = replace(PLANS[name], order="at_end")
     found = simulate(exposed, even(), shared)
     assert found.step_s == pytest.approx(simulate(exposed, even(), own, overheads=twice).step_s)
