@@ -70,16 +70,14 @@ def judged(cluster: str, share: float, model: str, limit: float, seed: int) -> d
     best = min(cost_s, key=cost_s.__getitem__)
     simulated = 0
 
-    def to_accuracy_s(plans: list[Genome]) -> list[float]:
+    def step_s(plans: list[Genome]) -> list[float]:
         nonlocal simulated
         simulated += len(plans)
-        found_s = simulate_many([genes.plan() for genes in plans], work, topology)
-        return [float(s) * space.quality.factor(genes) for s, genes in zip(found_s, plans, strict=True)]
+        return simulate_many([genes.plan() for genes in plans], work, topology).tolist()
 
     least_s = LeastTimes(work, topology, overheads_of(topology))
-    found, found_s = search_predicted(
-        space, to_accuracy_s, named_genomes() | space.baselines, CANDIDATES, seed, least_s=least_s
-    )[0]
+    seeds = named_genomes() | space.baselines
+    found, found_s = search_predicted(space, step_s, seeds, CANDIDATES, seed, least_s=least_s)[0]
     return {
         "cluster": cluster,
         "share": share,

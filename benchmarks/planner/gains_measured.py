@@ -94,15 +94,13 @@ def _searched(found: Experience) -> dict[str, Any]:
     def scheduled(genes: Genome) -> SyncPlan:
         return scheduled_plan(genes, work, topology, costs)
 
+    def step_s(genomes: list[Genome]) -> list[float]:
+        return simulate_many([scheduled(genes) for genes in genomes], work, topology, overheads=costs).tolist()
+
     for limit in LIMITS:
         space = Space(work, topology, Quality(budget=limit), combined=True)
-
-        def to_accuracy_s(genomes: list[Genome], space: Space = space) -> list[float]:
-            found_s = simulate_many([scheduled(genes) for genes in genomes], work, topology, overheads=costs)
-            return [float(s) * space.quality.factor(genes) for s, genes in zip(found_s, genomes, strict=True)]
-
         seeds = named_genomes() | space.baselines
-        best = search_predicted(space, to_accuracy_s, seeds, CANDIDATES, 0, least_s=least_s)[:TRIED]
+        best = search_predicted(space, step_s, seeds, CANDIDATES, 0, least_s=least_s)[:TRIED]
         for genes, _ in best:
             add(genes.summary, scheduled(genes), space.quality.factor(genes))
         builders = list(named_plans(space))

@@ -72,12 +72,12 @@ def best_first(*, bound: bool, number: int = CANDIDATES) -> Arm:
     """Pliant's: builders, samples, and what is bred from the best, in four rounds."""
 
     def arm(cell: Cell, seed: int, ask: Ask) -> None:
-        def costs(plans: list[Genome]) -> list[float]:
-            return [ask(genes) for genes in plans]
+        def step_s(plans: list[Genome]) -> list[float]:
+            return [ask(genes) / cell.space.quality.factor(genes) for genes in plans]
 
         least_s = cell.least_s if bound else lambda _: 0.0
         seeds = named_genomes() | cell.space.baselines
-        search_predicted(cell.space, costs, seeds, number, seed, least_s=least_s)
+        search_predicted(cell.space, step_s, seeds, number, seed, least_s=least_s)
 
     return arm
 

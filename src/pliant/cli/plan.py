@@ -116,14 +116,11 @@ def plan(
     def steps_s(plans: list[Genome]) -> list[float]:
         return step_s(training, [genes.plan() for genes in plans])
 
-    def to_accuracy_s(plans: list[Genome]) -> list[float]:
-        return [s * space.quality.factor(genes) for s, genes in zip(steps_s(plans), plans, strict=True)]
-
     seeds = measured_genomes(optimizer, scale) | named_genomes() | space.baselines
     if not training.is_sharded:  # menus are of whole models
         seeds |= error_budget_seeds(training, space.quality, step_s, budget=error_budget)
     least_s = LeastTimes(training, network, known)
-    found = search_predicted(space, to_accuracy_s, seeds, candidates, seed, least_s=least_s)
+    found = search_predicted(space, steps_s, seeds, candidates, seed, least_s=least_s)
     points = frontier(
         training, network, optimizer, steps_s, candidates=candidates // 5, seed=seed, least_s=least_s, combined=True
     )

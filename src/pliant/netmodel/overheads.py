@@ -109,9 +109,14 @@ class Overheads:
         )
 
     @property
+    def handling_s(self) -> float:
+        """Seconds of `message_s` in which a rank does not wait: all that a message costs which goes behind another."""
+        return min(self.message_s, self.message_cpu_s)
+
+    @property
     def handling_share(self) -> float:
-        """Part of `message_s` in which a rank does not wait: all that a message costs which goes behind another."""
-        return self.message_cpu_s / self.message_s if self.message_cpu_s < self.message_s else 1.0
+        """Part of `message_s` that this is."""
+        return self.handling_s / self.message_s if self.message_s else 1.0
 
     def sharing_factor(self, num_flows: Floats) -> Floats:
         """Return how many times as long an interface takes for f flows at once as for one: 1 + sharing (1 - 1/f).

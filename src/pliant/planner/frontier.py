@@ -84,7 +84,7 @@ def remembering(step_s: StepTimes, known: dict[Genome, float]) -> StepTimes:
 
 def search_predicted(
     space: Space,
-    to_accuracy_s: StepTimes,
+    step_s: StepTimes,
     seeds: Mapping[str, Genome],
     number: int,
     seed: int,
@@ -95,7 +95,7 @@ def search_predicted(
 
     Args:
         space: What may be chosen.
-        to_accuracy_s: Predicts step times, times the steps ratio, in s.
+        step_s: Predicts step times, in s.
         seeds: Plans that are predicted before all others; those outside the space are left out.
         number: Plans that are drawn or bred.
         seed: Seed of them.
@@ -109,7 +109,8 @@ def search_predicted(
         best_s = min(known.values(), default=math.inf)
         new = [genes for genes in dict.fromkeys(plans) if genes not in known]
         new = [genes for genes in new if least_s(genes) * space.quality.factor(genes) <= best_s]
-        known.update(zip(new, to_accuracy_s(new), strict=True) if new else ())
+        found_s = step_s(new) if new else []
+        known.update({genes: s * space.quality.factor(genes) for genes, s in zip(new, found_s, strict=True)})
 
     ask([genes for genes in seeds.values() if genes in space])
     each = max(1, number // (1 + _ROUNDS))
@@ -159,11 +160,8 @@ def frontier(
     remember = remembering(step_s, known)
 
     def explore(allowed: Quality) -> None:
-        def to_accuracy_s(plans: list[Genome]) -> list[float]:
-            return [s * allowed.factor(genes) for s, genes in zip(remember(plans), plans, strict=True)]
-
         space = Space(workload, topology, allowed, combined=combined)
-        search_predicted(space, to_accuracy_s, measured | space.baselines, candidates, seed, least_s=least_s)
+        search_predicted(space, remember, measured | space.baselines, candidates, seed, least_s=least_s)
 
     def best(allowed: Quality) -> Genome:
         inside = [genes for genes in known if all(allowed.admits(gene) for gene in genes.genes)]

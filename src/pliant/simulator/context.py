@@ -69,7 +69,7 @@ class SimulationContext:
     def _socket_cpu_s(self) -> tuple[float, float]:
         """CPU seconds of the slowest rank for a message and for a byte, on its share of a core."""
         factor, overheads = float(self.work_factors[_MESSAGES]), self.overheads
-        return factor * min(overheads.message_s, overheads.message_cpu_s), factor * overheads.byte_cpu_s
+        return factor * overheads.handling_s, factor * overheads.byte_cpu_s
 
     def at_given_overheads(self, counts: Floats) -> Floats:
         """Return counts, (num_keys,), so that they need no factor of the slowest rank or of its cores."""
