@@ -14,6 +14,7 @@ from autotune.made_up_runs import FAST, SLOW, Sky, clock, few
 from pliant.autotune import monitor, searches
 from pliant.comm import run_world
 from pliant.comm.private_comm import self_comm
+from pliant.engine.plan_resolution import resolve_plan
 from pliant.planner import BASELINES, challenge
 from pliant.simulator import Overheads
 
@@ -184,3 +185,34 @@ def test_a_search_was_of_two_networks_where_steps_have_taken_twice_or_half_as_lo
     assert (found.at_once, found.changed) == (two_networks, two_networks)
     assert found.usual_s == pytest.approx(step_s / times if two_networks else step_s)
     assert (found.steps * step_s < 100 * step_s) == two_networks
+
+
+@pytest.mark.parametrize(("period", "every"), [(1, 7), (1, 10), (2, 7), (2, 10), (2, 25), (4, 13), (4, 25)])
+@pytest.mark.parametrize(("times", "until"), [(0.8, 400), (1.0, 100)])
+def test_an_evaluation_now_and_then_is_no_change(clock, period, every, times, until):
+    """It takes as long as five steps. From the hundredth on, steps take somewhat less, or there is no evaluation."""
+    sky = Sky(clock, lambda _: SLOW)
+    sky.plan = resolve_plan(pliant.local_sgd(period) if period > 1 else "allreduce", None)
+    monitoring = monitor.StepMonitor(sky, self_comm(), bounds=None, may_search=lambda _: True)
+    watch = monitoring.watch(0)
+    for step in range(400):
+        next(watch)  # it ends at no step
+        clock.mine.now_s += 0.06 * (times if step > 100 else 1.0) + (0.3 if step % every == 0 and step < until else 0.0)
+
+
+def test_windows_that_are_odd_to_both_sides_are_no_change(clock):
+    sky = Sky(clock, lambda _: SLOW)
+    monitoring = monitor.StepMonitor(sky, self_comm(), bounds=None, may_search=lambda _: True)
+    watch, windows = monitoring.watch(0), []
+    window = monitoring._window
+
+    def noted(num_steps):
+        windows.append(num_steps)
+        return (yield from window(num_steps))
+
+    monitoring._window = noted
+    for _ in range(300):
+        next(watch)
+        usual = len(windows) < 8
+        clock.mine.now_s += 0.06 if usual else 0.09 if len(windows) % 2 else 0.03
+    assert len(windows) > 30

@@ -91,6 +91,16 @@ def test_after_a_change_nothing_is_kept_that_is_slower_than_what_was_in_force(cl
     assert len(noted) > 1 or after not in (FAST, SLOWEST)
 
 
+@pytest.mark.parametrize("slow_steps", [12, 20, 28])
+def test_a_plan_is_not_left_for_a_slowness_that_is_over(clock, noted, tmp_path, slow_steps):
+    """By the time that another plan has been tried, the network is as it was."""
+    done = flown(clock, lambda step: SLOWEST if 0 <= step - 250 < slow_steps else SLOW, 400, experience=tmp_path)
+    before = next(plan for step, plan in reversed(done.log) if step < 250)
+    assert simulated(done.plan, SLOW) <= 1.001 * simulated(before, SLOW)
+    (path,) = tmp_path.iterdir()
+    assert simulated(load_experience(path).kept.plan("auto"), SLOW) <= 1.001 * simulated(before, SLOW)
+
+
 def test_what_was_found_after_a_change_is_the_start_of_the_next_run_on_that_network(clock, tmp_path):
     done = flown(clock, lambda step: FAST if step < 250 else SLOW, 400, experience=tmp_path)
     (path,) = tmp_path.iterdir()

@@ -158,8 +158,39 @@ def test_a_kept_plan_comes_first_and_ends_the_search_where_it_takes_another_time
     found, asked = run(Rough(), first=DDP, expected_s=factor * true_step_s(DDP))
     assert asked[0] == DDP
     assert (found.stopped != CHANGED) == holds
-    assert (len(asked) == 1) != holds
+    assert (asked == [DDP, DDP]) != holds
     assert is_changed(factor, 1.0) != holds
+
+
+def test_a_kept_plan_that_was_slow_in_the_first_steps_of_a_run_alone_is_kept():
+    factors = iter((1.4, 1.0))
+
+    def measure(genes, *, give_up_above_s):
+        return Trial(genes=genes, steps_s=(next(factors, 1.0) * true_step_s(genes),))
+
+    found, asked = run(Rough(), measure=measure, first=DDP, expected_s=true_step_s(DDP))
+    assert asked[:2] == [DDP, DDP]
+    assert asked.count(DDP) == 2
+    assert found.stopped != CHANGED
+    assert [trial.step_s for trial in found.trials if trial.genes == DDP] == [true_step_s(DDP)]
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_plan_that_was_in_force_is_timed_again_before_another_is_kept_after_a_change(is_over):
+    best = run(Rough())[0].best
+    known = SearchLimits(max_trials=2, num_drawn=40, known=[Trial(genes=best, steps_s=(9 * true_step_s(best),))])
+
+    def measure(genes, *, give_up_above_s):
+        factor = 9 if genes == best and not is_over else 1
+        return Trial(genes=genes, steps_s=(factor * true_step_s(genes),))
+
+    found, asked = run(Rough(), known, measure, reference=DDP)
+    assert 1 < len(asked) <= 3
+    assert asked.index(best) == len(asked) - 1
+    assert (found.best == best) == is_over
+    assert [trial.genes for trial in found.trials] == [best, *asked[:-1]]
+    assert found.trials[0].step_s == (1 if is_over else 9) * true_step_s(best)
+    assert len(found.predicted_s) == len(found.trials)
 
 
 def test_a_kept_plan_that_is_not_allowed_is_not_tried():

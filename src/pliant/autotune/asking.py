@@ -22,6 +22,8 @@ class Asking:
         self.wish: tuple[Genome, float] | None = None
         """A plan to try, and the step time above which its trial ends."""
         self.found: SearchResult | None = None
+        self.spared = 0
+        """Steps of trials under the plan that was in force before."""
         if search is not None:
             self._search = search
             self._advance(lambda: next(search))

@@ -24,11 +24,14 @@ FAILED = "failed"
 
 _WINDOW_STEPS, _MOST_WINDOW_STEPS, _WINDOW_S = 4, 16, 0.1
 """A window has 4 steps, or, where those are short, as many as 0.1 s has, up to 16: medians of less are noise."""
+_WINDOW_PERIODS = 3
+"""And so many periods of a plan, if 16 steps have them: a median of less does not pass over an evaluation."""
 _APART_STEPS = 4
 """Steps beside which a report is shared where ranks do not wait for each other in a step: one would be a meeting."""
 _CHANGED = 1.3
 """A window of steps is odd if their median is so many times longer, or shorter, than is usual."""
 _ODD_WINDOWS = 3
+"""Windows in a row that are odd to the same side, which is a change."""
 _FIRST_WINDOWS = 5
 """Windows whose median is the usual step time: a single one may have been lucky."""
 _LOOK_EVERY = 4
@@ -115,7 +118,7 @@ class StepMonitor:
         first_s, odd, usual_s, at_once = [now_s], 0, now_s, False
         while violation is None and not (
             may_search is not None
-            and (odd >= _ODD_WINDOWS or trained_s >= due_s)
+            and (abs(odd) >= _ODD_WINDOWS or trained_s >= due_s)
             and made >= hold_steps
             and may_search(now_s)
         ):
@@ -126,16 +129,18 @@ class StepMonitor:
             if len(first_s) < _FIRST_WINDOWS:
                 first_s.append(now_s)
                 usual_s = statistics.median(first_s)
-                at_once = _is_different(usual_s, expected_s, UNEQUAL)  # never, if that is NaN
+                at_once = bool(_side(usual_s, expected_s, UNEQUAL))  # never, if that is NaN
                 usual_s = expected_s if at_once else usual_s
-            odd = odd + 1 if _is_different(now_s, usual_s) else 0
-        changed = odd >= _ODD_WINDOWS
+            side = _side(now_s, usual_s)
+            odd = odd + side if side * odd > 0 else side
+        changed = abs(odd) >= _ODD_WINDOWS
         return MonitorResult(
             steps=made, step_s=now_s, usual_s=usual_s, at_once=at_once, changed=changed, violation=violation
         )
 
     def _in_periods(self, num_steps: int) -> int:
-        return math.ceil(num_steps / self._period) * self._period
+        least = min(_WINDOW_PERIODS, _MOST_WINDOW_STEPS // self._period)
+        return max(math.ceil(num_steps / self._period), least) * self._period
 
     def _window(self, num_steps: int) -> Steps[tuple[float, BoundViolation | None]]:
         """Return the slowest rank's median step time over periods, and the violation of a bound, if any.
@@ -178,5 +183,6 @@ class StepMonitor:
         return BoundViolation(bound=bound, why=why)
 
 
-def _is_different(one_s: float, other_s: float, times: float = _CHANGED) -> bool:
-    return max(one_s / other_s, other_s / one_s) > times
+def _side(now_s: float, usual_s: float, times: float = _CHANGED) -> int:
+    """Return 1 if a time is so many times longer than is usual, -1 if it is so many times shorter, else 0."""
+    return int(now_s > times * usual_s) - int(usual_s > times * now_s)

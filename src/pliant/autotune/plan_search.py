@@ -57,6 +57,8 @@ class PlanSearch:
     """Torch's own exchange."""
     in_force: Trial
     """Plan before the search, with its step time."""
+    before: str
+    """Hash of that plan, on all ranks."""
     conditions: Conditions
     quality: Quality
     anew: bool
@@ -114,11 +116,15 @@ class PlanSearch:
         asking, number = self.asking, 0
         while (wanted := share_request(self.comm, asking.wish, self.plan_of)) is not None:
             number += 1
-            self.say(f"auto is still searching: trial {number} of at most {self._most_trials} is under way.")
+            self.say(
+                f"auto is still searching: trial {number} of at most {max(number, self._most_trials)} is under way."
+            )
             began, began_s = self.trials.steps, self.searches.elapsed_s
             self.end_trial()
             blocks_s, why = yield from self.trials.time_plan(*wanted, stays=True)
-            steps_s = (self.trials.steps - began) * statistics.median(blocks_s or [0.0])
+            made = self.trials.steps - began
+            asking.spared += made if wanted[0].hash == self.before else 0
+            steps_s = made * statistics.median(blocks_s or [0.0])
             self.searches.lost_s.append(self.searches.elapsed_s - began_s - steps_s)
             genes = asking.wish[0] if asking.wish else None
             if why:
@@ -216,18 +222,9 @@ class PlanSearch:
             decision: On all ranks.
 
         """
-        best, exact = decision.best, self.exact.plan("auto")
-        why = explain(
-            self.conditions.workload,
-            self.conditions.topology,
-            best.plan,
-            exact,
-            best.ratio,
-            decision.gains,
-            adopted=decision.adopted,
-            found=found,
-            predicted=decision.predicted,
-        )
+        best, exact, known = decision.best, self.exact.plan("auto"), self.conditions
+        told = known.workload, known.topology, best.plan, exact, best.ratio, decision.gains
+        why = explain(*told, adopted=decision.adopted, found=found, predicted=decision.predicted)
         tried = [plans_text(found.trials, found.predicted_s)] if found is not None and found.predicted_s else []
         lines = [" ".join(filter(None, (why, self.quality.sentence))), *tried, *self.recalled.notes]
         return broadcast_text("\n".join(lines), self.comm)
@@ -235,7 +232,8 @@ class PlanSearch:
     def _stays(self, found: SearchResult) -> Trial:
         """Return the plan that is left only for a better one: that of an earlier run, or what is in force."""
         before = self.recalled.experience if self.is_known else None
-        return self.in_force if before is None else next(t for t in found.trials if t.genes == before.kept)
+        genes = self.in_force.genes if before is None else before.kept
+        return next((trial for trial in found.trials if trial.genes == genes), self.in_force)
 
     def _decide_untimed(self, exact_s: float, best: Finalist, known: Mapping[str, Genome]) -> PlanDecision:
         """Keep the best, or exact training if it takes less, whose time is known, or predicted, without a turn."""

@@ -220,7 +220,7 @@ class AutoTuner(PlanInForce):
             self.end_trial()
             return None
         decision = yield from search.decide(found, self._exact_name)
-        self._short.note_search(began, anew=search.anew)
+        self._short.note_search(began + search.asking.spared, anew=search.anew)
         chosen = decision.plan(self._exact.plan("auto"))
         self._is_exact, self._genes = decision.best.is_exact or not decision.adopted, decision.genes
         if found is not None:
@@ -264,6 +264,7 @@ class AutoTuner(PlanInForce):
             rejected=self._rejected,
             exact=self._exact,
             in_force=in_force,
+            before=self._run.plan.hash,
             conditions=conditions,
             quality=self._auto.quality_with(kind, scale, self._rejected.genes),
             anew=anew,

@@ -93,6 +93,8 @@ def challenge_steps(
     to save nothing, measurements and predictions count too. Where there is a reference, it is tried in place of plans
     that cannot be told from the best, if nothing was by then.
 
+    Where there is a reference, the plan in force is timed again before another is kept: what has changed may be over.
+
     Args:
         space: What may be chosen.
         model: Predicts, and learns.
@@ -100,10 +102,20 @@ def challenge_steps(
         start: What it begins with.
 
     """
-    book = _Book(space, model, limits, start)
-    first, asked_s = start.first if start.first is not None and start.first in space else None, start.clock()
+    book, asked_s = _Book(space, model, limits, start), start.clock()
     plans = _plans(space, model, limits)
     book.prepared_s += start.clock() - asked_s
+    stopped, resumes_s = yield from _challenge(book, plans, space, limits, start)
+    if start.reference is not None and limits.known and book.best != (in_force := limits.known[-1].genes):
+        book.replace((yield in_force, book.limit_s(in_force)))
+    return book.close(stopped, resumes_s)
+
+
+def _challenge(
+    book: "_Book", plans: Sequence[Genome], space: Space, limits: SearchLimits, start: SearchStart
+) -> Generator[tuple[Genome, float], Trial, tuple[str, float]]:
+    """Try plans; return why it ended, and the time since the run began from which on to go on."""
+    first = start.first if start.first is not None and start.first in space else None
     end_s, ties = math.inf, 0 if first is not None else _TIES
     while True:
         least_s, tried = book.least_s, start.spent_s is not None or bool(book.num_run)
@@ -113,27 +125,25 @@ def challenge_steps(
         if wanted is None and not tried and start.reference is not None:
             wanted = book.cheapest_of([start.reference], math.inf)
         if wanted is None:
-            return book.close("no plan was predicted to be 5 % better")
+            return "no plan was predicted to be 5 % better", math.inf
         if book.num_run >= limits.max_trials:
-            return book.close(f"{limits.max_trials} trials were run")
+            return f"{limits.max_trials} trials were run", math.inf
         if tried and start.clock() > end_s:
-            return book.close(f"{limits.max_seconds:g} s were over")
+            return f"{limits.max_seconds:g} s were over", math.inf
         loss_s = book.loss_s(wanted) if tried else -book.spent_s
         cost_s = book.spent_s + loss_s + (book.prepared_s if loss_s > 0 else 0.0)
         if cost_s > SHARE * (start.clock() - start.began_s):
             resumes_s = max(cost_s / SHARE, _LATER * (start.clock() - start.began_s))
-            return book.close(
-                "challengers would have cost more than a tenth of the time since the run began", resumes_s
-            )
+            return "challengers would have cost more than a tenth of the time since the run began", resumes_s
         expected_s, first = start.expected_s if first is not None else 0.0, None
-        limit_s = math.inf if expected_s else _RACE * least_s / space.quality.factor(wanted)
-        before_s, before = start.clock(), start.steps()
-        predicted_s = book.predicted_s(wanted)
-        trial = yield wanted, limit_s
+        before_s, before, predicted_s = start.clock(), start.steps(), book.predicted_s(wanted)
+        trial = yield wanted, math.inf if expected_s else book.limit_s(wanted)
+        if expected_s and trial.status == "ok" and is_changed(trial.step_s, expected_s):
+            trial = yield wanted, math.inf  # the first steps of a run may have waited for anything
         book.enter(trial, predicted_s)
         end_s = min(end_s, start.clock() + limits.max_seconds)  # the first one is in force, and costs nothing
         if expected_s and (trial.status != "ok" or is_changed(trial.step_s, expected_s)):
-            return book.close(CHANGED)
+            return CHANGED, math.inf
         if math.isfinite(least_s):
             book.spent_s += max(0.0, start.clock() - before_s - (start.steps() - before) * least_s)
         if math.isfinite(book.least_s):
@@ -155,6 +165,11 @@ class _Book:
         self._trials.append(trial)
         self._predicted_s.append(predicted_s)
         self.num_run += 1
+        self._model.fit(self._trials)
+
+    def replace(self, trial: Trial) -> None:
+        """Let a trial stand in the place of an earlier one of its plan."""
+        self._trials = [trial if each.genes == trial.genes else each for each in self._trials]
         self._model.fit(self._trials)
 
     def predicted_s(self, genes: Genome) -> float:
@@ -205,13 +220,19 @@ class _Book:
     def least_s(self) -> float:
         return min((self._measured_s(trial) for trial in self._sound), default=math.inf)
 
-    def close(self, stopped: str, resumes_s: float = math.inf) -> SearchResult:
+    def limit_s(self, genes: Genome) -> float:
+        return _RACE * self.least_s / self._space.quality.factor(genes)
+
+    @property
+    def best(self) -> Genome:
         if not self._sound:
             why = f"; the first because: {self._trials[0].reason}" if self._trials else ""
             raise RuntimeError(f"none of {len(self._trials)} trials came to an end{why}")
-        best = min(self._sound, key=self._measured_s).genes
+        return min(self._sound, key=self._measured_s).genes
+
+    def close(self, stopped: str, resumes_s: float = math.inf) -> SearchResult:
         return SearchResult(
-            best=best,
+            best=self.best,
             trials=tuple(self._trials),
             stopped=stopped,
             predicted_s=tuple(self._predicted_s),
