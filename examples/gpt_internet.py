@@ -55,7 +55,7 @@ class Judge:
 
     Args:
         task: Has the held-out text.
-        every: Steps between two points, which lie in the middle: there no exchange of such a period is on its way.
+        every: Steps between two points, each a step before its end: there exchanges of such a period have arrived.
 
     """
 
@@ -76,7 +76,7 @@ class Judge:
 
     def after_step(self, steps: int, weights: Callable[[], Mapping[str, Tensor]]) -> None:
         """Add a point, if it is time for one; `weights` returns the mean over ranks. Collective."""
-        if self._every and steps % self._every == self._every // 2:
+        if self._every and steps % self._every == self._every - 1:
             self.curve.append((steps, self.stop(), self.perplexity(weights())))
             self.start()
 

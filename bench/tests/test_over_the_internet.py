@@ -72,14 +72,31 @@ def test_local_steps_may_take_more_steps_and_other_rates(job):
     }
 
 
+@pytest.mark.parametrize(
+    ("option", "values", "told"),
+    [
+        ("--judge-every", ["45"], "is 45, and must be a multiple of the period of 30"),
+        ("--judge-every", ["0"], "is 0, and must be a multiple of the period of 30"),
+        ("--delay-steps", ["2", "10"], "is 10: a part is exchanged every 10 steps"),
+    ],
+)
+def test_weights_are_judged_between_exchanges(job, capsys, option, values, told):
+    with pytest.raises(SystemExit):
+        job.options_of(["--out", "F", option, *values])
+    assert told in capsys.readouterr().err
+
+
 def test_commands_are_ones_that_the_recipe_takes(job, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(_FOLDER.parents[1] / "examples"))
     recipe = importlib.import_module("gpt_internet")
-    options = job.options_of(["--out", "F", "--steps", "4", "--size", "0.06M", "--delay-steps", "5"])
+    options = job.options_of(
+        ["--out", "F", "--steps", "4", "--size", "0.06M", "--delay-steps", "5", "--judge-every", "90"]
+    )
     for trial in job.listed(options, 5):
         words = job.command(trial, options, tmp_path)
         given = recipe.parsed(words[words.index("--") + 3 :])
         assert (given.steps, given.size, given.optimizer) == (4, "0.06M", trial["optimizer"])
+        assert given.judge_every == (90 if trial["kind"] == "trained" else 0)
         assert ("delay_steps=5" in given.plan) == (trial["arm"] == "recipe")
         assert words[words.index("--") + 2].endswith(
             "internet_torchft.py" if "torchft" in trial["arm"] else "gpt_internet.py"

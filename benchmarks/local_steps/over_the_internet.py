@@ -41,7 +41,8 @@ RECIPE = Path(__file__).parents[2] / "examples" / "gpt_internet.py"
 TORCHFT = Path(__file__).with_name("internet_torchft.py")
 ARMS = (("ddp", "Muon"), ("recipe", "Muon"), ("torchft diloco", "AdamW"), ("torchft diloco", "Muon"))
 BUCKETS_MB, SHORT_STEPS = (1, 5, 25), 30
-JUDGE_EVERY = 30
+PERIOD, FRAGMENTS = 30, 3
+"""Steps between two exchanges of the arms with local steps, and the parts in which the recipe exchanges."""
 RANKS = 4
 TARGET_SHARE = 0.8
 KEY = ("kind", "arm", "optimizer", "bucket_mb", "times", "delay_steps", "seed", "size", "windows", "steps", "scale")
@@ -90,7 +91,7 @@ def command(trial: Record, options: argparse.Namespace, folder: Path) -> list[st
     worker = [sys.executable, str(TORCHFT if trial["arm"].startswith("torchft") else RECIPE)]
     rate = trial["times"] * first_rate(trial["size"], trial["windows"] * RANKS)
     given = {name: trial[name] for name in ("optimizer", "size", "windows", "steps", "seed")}
-    given |= {"lr": rate, "judge-every": JUDGE_EVERY if trial["kind"] == "trained" else 0, "text": options.text}
+    given |= {"lr": rate, "judge-every": options.judge_every if trial["kind"] == "trained" else 0, "text": options.text}
     given |= {"connections": options.connections, "json": folder / "result.json"}
     if trial["arm"] == "ddp":
         save(replace(plan_of(pliant.bf16()), bucket_bytes=trial["bucket_mb"] << 20), folder / "plan.json")
@@ -191,12 +192,21 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--longer", type=float, default=1.0, help="times the steps for arms with local steps")
     parser.add_argument("--delay-steps", type=int, nargs="+", default=[2], help="of the recipe")
     parser.add_argument("--connections", default="auto", help="of Pliant's arms")
+    parser.add_argument("--judge-every", type=int, default=PERIOD, help="steps between two perplexities")
     parser.add_argument("--text", default="", help="folder of *.txt files; Python's library if empty")
     parser.add_argument("--timeout", type=int, default=7200, help="seconds of one trial")
     parser.add_argument("--no-check", dest="check", action="store_false", help="do not measure links before a trial")
     parser.add_argument("--list", action="store_true", help="say which trials are done, and carry out none")
     parser.add_argument("--table", action="store_true", help="print the table, and carry out none")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.judge_every < PERIOD or options.judge_every % PERIOD:
+        parser.error(f"--judge-every is {options.judge_every}, and must be a multiple of the period of {PERIOD}")
+    if max(options.delay_steps) >= PERIOD // FRAGMENTS:
+        parser.error(
+            f"--delay-steps is {max(options.delay_steps)}: a part is exchanged every {PERIOD // FRAGMENTS} steps, and "
+            "weights are judged before the next one; give less"
+        )
+    return options
 
 
 def main(argv: Sequence[str] | None = None) -> None:
