@@ -233,7 +233,7 @@ class PlanSearch:
         """Return the plan that is left only for a better one: that of an earlier run, or what is in force."""
         before = self.recalled.experience if self.is_known else None
         genes = self.in_force.genes if before is None else before.kept
-        return next((trial for trial in found.trials if trial.genes == genes), self.in_force)
+        return trial_of(genes, found) or self.in_force
 
     def _decide_untimed(self, exact_s: float, best: Finalist, known: Mapping[str, Genome]) -> PlanDecision:
         """Keep the best, or exact training if it takes less, whose time is known, or predicted, without a turn."""
