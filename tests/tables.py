@@ -144,6 +144,7 @@ GIVEN = {
             OptimizerState(name="exp_avg_sq", period=2, averaging=AllReduce(codec=CodecSpec(name="bf16"))),
         ),
     ),
+    "des_loc-delayed": p.des_loc(4, first=1, second=2, delay_steps=3, of_states=p.bf16()),
     "des_loc-warm": p.after(3, p.allreduce(), then=p.des_loc(2, second=3)),
     "mt_dao": p.mt_dao(3),
     "bounded_staleness": p.bounded_staleness(0),

@@ -17,7 +17,9 @@ def des_loc(
     second: int = 6,
     first_states: Sequence[str] = (FIRST_MOMENT,),
     second_states: Sequence[str] = (SECOND_MOMENT,),
+    delay_steps: int = 0,
     averaging: AlgorithmLike | None = None,
+    of_states: AlgorithmLike | None = None,
 ) -> LocalSteps:
     """Average weights every `period` steps, and the optimizer's moments more rarely (DES-LOC, arXiv:2505.22549).
 
@@ -35,15 +37,20 @@ def des_loc(
         second: Means of weights to one of second moments, Kv / Kx.
         first_states: Names of first moments in the optimizer's state; of SGD and Muon "momentum_buffer".
         second_states: Names of second moments.
-        averaging: An algorithm that averages changes of weights at once; exact if None. Moments are averaged exactly.
+        delay_steps: How many steps later means of weights and of moments are used, while steps go on.
+        averaging: An algorithm that averages changes of weights at once; exact if None.
+        of_states: The same for moments: one that keeps nothing, such as bf16().
 
     >>> [(state.name, state.period) for state in des_loc(16).states]
     [('exp_avg', 48), ('exp_avg_sq', 96)]
 
     """
     named = [(name, first) for name in first_states] + [(name, second) for name in second_states]
-    states = tuple(OptimizerState(name=name, period=period * times) for name, times in named)
-    return LocalSteps(period=period, averaging=averaging_of(averaging), states=states)
+    states = tuple(
+        OptimizerState(name=name, period=period * times, delay_steps=delay_steps, averaging=averaging_of(of_states))
+        for name, times in named
+    )
+    return LocalSteps(period=period, delay_steps=delay_steps, averaging=averaging_of(averaging), states=states)
 
 
 def mt_dao(period: int = 32, *, averaging: AlgorithmLike | None = None) -> LocalSteps:

@@ -13,11 +13,12 @@ from pliant.algorithms.base import Algorithm, State
 from pliant.algorithms.executors import executor_for
 from pliant.buckets import Bucket, as_real, real_shape, spans_of
 from pliant.comm.base import Comm
+from pliant.engine.comm_thread import TaskHandle
 from pliant.engine.comms import Comms
 from pliant.engine.state_shapes import StateShapes
 from pliant.engine.weight_parts import WeightPart, require_finite
 from pliant.spec import OptimizerState, Timing, averaged_states
-from pliant.spec.optimizer_state import FIRST_MOMENT, SECOND_MOMENT
+from pliant.spec.optimizer_state import FIRST_MOMENT, MOMENTUM, SECOND_MOMENT
 
 __all__ = ["StatePart", "largest_ratios", "split_states"]
 
@@ -42,6 +43,12 @@ class StatePart:
     state: State
     last: int
     """Step of the last mean."""
+    delay_steps: int = 0
+    """Steps from a mean to its use."""
+    correction: Tensor | None = None
+    """Of a late mean: minus what this rank has put in, and then the mean minus that, (numel,)."""
+    handle: TaskHandle | None = None
+    """Of a late mean that was not used yet."""
     round: int = 0
     """Means so far."""
 
@@ -73,6 +80,33 @@ class StatePart:
             if held is not None:
                 held.copy_(view)
 
+    def decays(self, optimizer: Optimizer) -> list[float]:
+        """Return the part of each parameter's moment that a step leaves.
+
+        Raises:
+            ValueError: A group of the optimizer does not say.
+
+        """
+        groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+        setting = "momentum" if self.key == MOMENTUM else "betas"
+        if any(setting not in groups[p] for p in self.bucket.weights):
+            raise ValueError(
+                f"the plan uses means of {self.key!r} {self.delay_steps} steps late, but the optimizer has no "
+                f"{setting!r} that says how it forgets; leave delay_steps of this state out."
+            )
+        found = [groups[p][setting] for p in self.bucket.weights]
+        return [float(each if self.key == MOMENTUM else each[self.key == SECOND_MOMENT]) for each in found]
+
+    @torch.no_grad()
+    def correct(self, optimizer: Optimizer, correction: Tensor, step: int) -> None:
+        """Add what a late mean changes, of which the steps since then have left a part (`OptimizerState`)."""
+        self.bucket.flat.copy_(correction)
+        for decay, view, held in zip(self.decays(optimizer), self.views, self._held(optimizer, self.key), strict=True):
+            if held is not None:
+                held.add_(view, alpha=decay ** (step - self.last))
+                if self.key == SECOND_MOMENT:
+                    held.clamp_(min=0)  # below it by a rounding at most
+
     @torch.no_grad()
     def bound(self, optimizer: Optimizer, ratios: Mapping[Tensor, float]) -> None:
         """Cut the mean of Adam's first moments m to four times what they can be beside this rank's second moments v.
@@ -100,7 +134,7 @@ class StatePart:
 
 
 def split_states(parts: Sequence[WeightPart], shapes: StateShapes, comms: Comms, step: int) -> list[StatePart]:
-    """Return the states that are averaged beside weights, in buckets that share one buffer, one after another.
+    """Return the states that are averaged beside weights, in buckets; those at once share one buffer, in turns.
 
     Args:
         parts: Buckets of weights that keep step.
@@ -112,10 +146,12 @@ def split_states(parts: Sequence[WeightPart], shapes: StateShapes, comms: Comms,
     wanted = [(part, each) for part in parts for each in averaged_states(part.node)]
     split = [_split(part, each, shapes, comms.of(each.averaging), step) for part, each in wanted]
     made = [part for part in split if part.bucket.spans]
-    longest = max((_numel(part) for part in made), default=0)
+    longest = max((_numel(part) for part in made if not part.delay_steps), default=0)
     buffer = torch.empty(longest, dtype=torch.float32, device=parts[0].bucket.flat.device)
     for part in made:
         part.bucket.flat = buffer[: _numel(part)]
+        if part.delay_steps:  # it is under way while others are due
+            part.bucket.flat, part.correction = buffer.new_empty(_numel(part)), buffer.new_zeros(_numel(part))
         part.views = [part.bucket.view(span) for span in part.bucket.spans]
         part.state = State(workspace=part.algorithm.prepare(part.bucket, part.comm))
     return made
@@ -128,6 +164,7 @@ def _split(part: WeightPart, wanted: OptimizerState, shapes: StateShapes, comm: 
     spans = spans_of([names[k] for k in having], [real_shape(shapes[names[k]][wanted.name]) for k in having])
     weights = tuple(part.bucket.weights[k] for k in having)
     name = f"{wanted.name} of {part.bucket.name}"
+    first = wanted.first_due(part.timing.period + part.offset, part.timing.period)
     return StatePart(
         key=wanted.name,
         period=wanted.period,
@@ -137,7 +174,8 @@ def _split(part: WeightPart, wanted: OptimizerState, shapes: StateShapes, comm: 
         views=[],
         comm=comm,
         state=State(),
-        last=max(step, part.timing.until_step) - -part.offset % wanted.period,
+        last=max(step, part.timing.until_step) + first - wanted.period,
+        delay_steps=wanted.delay_steps,
     )
 
 

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass, field
 
-from pliant.spec.exchange import Exchange, require
+from pliant.spec.exchange import Exchange, require, require_timing
 from pliant.spec.gradients import AllReduce, Custom
 from pliant.spec.ranges import Count, check_ranges
 from pliant.spec.timing import Timing
 
-__all__ = ["FIRST_MOMENT", "SECOND_MOMENT", "OptimizerState"]
+__all__ = ["FIRST_MOMENT", "MOMENTUM", "SECOND_MOMENT", "OptimizerState"]
 
-FIRST_MOMENT, SECOND_MOMENT = "exp_avg", "exp_avg_sq"
-"""Names of Adam's moments in torch's optimizers."""
+FIRST_MOMENT, SECOND_MOMENT, MOMENTUM = "exp_avg", "exp_avg_sq", "momentum_buffer"
+"""Names of Adam's moments, and of the momentum of SGD and Muon, in torch's optimizers."""
 
 _DIVISORS = frozenset(
     {
@@ -23,20 +23,32 @@ _DIVISORS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerState:
-    """A state that ranks average every `period` steps: its plain mean, at once, wherever an optimizer has it.
+    """A state that ranks average every `period` steps: its plain mean, wherever an optimizer has it.
 
     Nothing of it is kept between two means: it has no outer optimizer, no starting point and no residual.
+
+    A moment m of decay b may have its mean d steps late, while steps go on. Each has made m <- b m + (what is new), so
+    that adding b^d (mean - own), both of d steps before, leaves what a mean at once and the same gradients would have.
     """
 
     name: str
     """Key under which the optimizer keeps it, such as ``exp_avg`` or ``momentum_buffer``."""
     period: Count
     """Steps from one mean to the next."""
+    delay_steps: int = 0
+    """How many steps later a mean is used, which is formed beside them."""
     averaging: Exchange = field(default_factory=AllReduce)
     """How it is averaged: a node of gradients that keeps nothing."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        require(
+            self.delay_steps == 0 or self.name in (FIRST_MOMENT, SECOND_MOMENT, MOMENTUM),
+            "OptimizerState",
+            f"delay_steps must be 0 for {self.name!r}, of which nobody knows how it forgets, got {self.delay_steps}; "
+            f"only {FIRST_MOMENT}, {SECOND_MOMENT} and {MOMENTUM} can be late.",
+        )
+        require_timing("lockstep", self.delay_steps, self.period, "OptimizerState")
         for node in self.averaging.walk():
             told, of = type(node).__name__, f"averaging of {self.name!r}"
             require(
@@ -65,3 +77,15 @@ class OptimizerState:
                 f"{of} must not turn small numbers into 0 or below, since the optimizer divides by it, but the codec "
                 f"{codec} does; use float32 or bfloat16.",
             )
+
+    def first_due(self, weights_due: int, weights_period: int) -> int:
+        """Return the step of the first mean, beside weights that are exchanged after `weights_due` steps first.
+
+        A mean at once is due with them. One that is late is due half a period of theirs after them, so that neither
+        waits for the other's messages.
+
+        >>> [OptimizerState(name="exp_avg", period=30, delay_steps=late).first_due(10, 10) for late in (0, 4)]
+        [30, 5]
+        """
+        at_once = self.period - (weights_period - weights_due) % self.period
+        return (at_once + weights_period // 2 - 1) % self.period + 1 if self.delay_steps else at_once
