@@ -36,10 +36,14 @@ from pliant_bench.lab.tasks import LabTask
 from pliant_bench.lab.training import rate_factor
 
 PLANS = {
-    "Muon": "muloco(fragments=3, delay_steps={delay_steps}, averaging=int4)",
-    "AdamW": "streaming_diloco(period=30, fragments=3, delay_steps={delay_steps}, total_steps={steps})",
+    "Muon": "des_loc(period={period}, first=1, first_states=('momentum_buffer',), second_states=(), "
+    "delay_steps={delay_steps}, averaging=int4, of_states=bytegrad)",
+    "AdamW": "streaming_diloco(period={period}, fragments=3, delay_steps={delay_steps}, total_steps={steps})",
 }
-"""Optimizer -> what sites exchange: 4 bits for each weight, in thirds, which arrive some steps later."""
+"""Optimizer -> what sites exchange, which arrives some steps later: with Muon changes of weights in 4 bits, and the
+momentum in 8; with AdamW changes of weights in thirds."""
+PERIODS = {"Muon": 10, "AdamW": 30}
+"""Optimizer -> steps from one exchange of the same weights to the next."""
 
 
 class Rank(NamedTuple):
@@ -187,7 +191,8 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options of a command line; all of them have defaults."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plan", default="", help="an algorithm, or the path of a plan; by optimizer if empty")
-    parser.add_argument("--delay-steps", type=int, default=2, help="until an exchange arrives: its time over a step's")
+    parser.add_argument("--period", type=int, default=0, help="steps between exchanges; 0: 10 with Muon, 30 with AdamW")
+    parser.add_argument("--delay-steps", type=int, default=4, help="until an exchange arrives: its time over a step's")
     parser.add_argument("--optimizer", default="Muon", choices=["Muon", "AdamW"], help="Muon is Muon and AdamW")
     parser.add_argument("--size", default="0.4M", choices=list(SIZES), help="parameters")
     parser.add_argument("--windows", type=int, default=8, help="of 64 characters, in a step of one rank")
@@ -204,6 +209,7 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--elastic", action="store_true", help="go on when a rank is lost, and take it back")
     parser.add_argument("--json", default="", help="where the first rank writes its result")
     options = parser.parse_args(argv)
+    options.period = options.period or PERIODS[options.optimizer]
     options.plan = options.plan or PLANS[options.optimizer].format(**vars(options))
     if options.elastic and (options.save or options.shards > 1):
         parser.error("an elastic run brings lost ranks back itself, with whole models; leave out --save and --shards.")

@@ -46,12 +46,13 @@ def exchanges_between_steps(
     made: list[BetweenSteps] = []
     if lockstep := [node for node in nodes if node.timing.pace == "lockstep"]:
         averages = [each.averaging for node in lockstep for each in averaged_states(node)]
-        apart = places.with_levels(Comms(duplicate(comms.all)), [*lockstep, *averages])
+        apart = places.with_levels(Comms(duplicate(comms.all)), lockstep)
         parts = split_weights(store, apart, step, lockstep)
-        weights = WeightExchange(parts, apart, optimizer, step, tracer)
         if averages:
-            made.append(StateExchange(split_states(parts, shapes, apart, step), weights.comm_thread, optimizer))
-        made.append(weights)
+            of_states = places.with_levels(Comms(duplicate(comms.all)), averages)
+            states = split_states(parts, shapes, of_states, step)
+            made.append(StateExchange(states, of_states, optimizer, tracer))
+        made.append(WeightExchange(parts, apart, optimizer, step, tracer))
     if free := [node for node in nodes if node.averages_freely]:
         apart = places.with_levels(Comms(duplicate(comms.all)), free)
         made.append(BackgroundAverage(split_weights(store, apart, step, free), apart, optimizer, step, tracer))

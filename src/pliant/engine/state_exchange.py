@@ -10,8 +10,10 @@ from torch.optim import Optimizer
 
 from pliant.algorithms.base import StepContext
 from pliant.engine.comm_thread import CommThread
+from pliant.engine.comms import Comms
 from pliant.engine.rank_checks import describe_failure
 from pliant.engine.state_parts import StatePart, largest_ratios
+from pliant.engine.tracer import Tracer
 from pliant.engine.weight_parts import BetweenSteps, largest_lr
 from pliant.spec.optimizer_state import FIRST_MOMENT
 
@@ -21,23 +23,26 @@ __all__ = ["StateExchange"]
 class StateExchange(BetweenSteps):
     """Averages states of the optimizer after the same steps of all ranks, each at once and for itself.
 
-    DES-LOC (Iacob et al., arXiv:2505.22549), where weights, first and second moments have a period each. Means go
-    through the communication thread of the weights, before those that are due after the same step. A mean is used in
-    the step in which it is formed, also where weights are late, unless its `OptimizerState` is late itself. One buffer
-    of at most a bucket serves all means at once, since they come one by one; a late one has two of its own.
+    DES-LOC (Iacob et al., arXiv:2505.22549), where weights, first and second moments have a period each. A mean is used
+    in the step in which it is formed, before weights are exchanged, also where those are late; unless its
+    `OptimizerState` is late itself, and travels beside them. One buffer of at most a bucket serves all means at once,
+    since they come one by one; a late one has two of its own.
 
     Args:
         parts: States that keep step.
-        comm_thread: Communication thread of the weights.
+        comms: Comms of the states alone.
         optimizer: Optimizer that keeps the states.
+        tracer: Tracer of the run.
 
     """
 
     key = "states"
 
-    def __init__(self, parts: Sequence[StatePart], comm_thread: CommThread, optimizer: Optimizer) -> None:
+    def __init__(self, parts: Sequence[StatePart], comms: Comms, optimizer: Optimizer, tracer: Tracer) -> None:
         super().__init__(())
-        self._averaged, self._comm_thread = list(parts), comm_thread
+        self._averaged, self._comms = list(parts), comms
+        device = next(p.device for group in optimizer.param_groups for p in group["params"])
+        self._comm_thread = CommThread(device, "pliant-states", tracer)
         self._optimizer = weakref.ref(optimizer)
         for part in self._late:
             part.decays(optimizer)  # raises before the first step
@@ -51,6 +56,7 @@ class StateExchange(BetweenSteps):
         optimizer = self._optimizer()
         if optimizer is None:
             return
+        self._comm_thread.raise_error()
         self._take([part for part in self._late if step >= part.last + part.delay_steps], optimizer, step)
         lr = largest_lr(optimizer)
         due = [part for part in self._averaged if part.due(step, lr)]
@@ -62,11 +68,25 @@ class StateExchange(BetweenSteps):
         """Use all late means. Collective."""
         if (optimizer := self._optimizer()) is not None:
             self._take(self._late, optimizer, step)
+        self._comm_thread.drain()
+
+    def settle(self, step: int) -> None:
+        """Bring means under way to a state that can be saved."""
+        self._comm_thread.drain()
 
     def abandon(self) -> None:
         """Drop means under way, which may fail since other ranks may be lost."""
         for part in self._averaged:
             part.handle = None
+
+    def close(self) -> None:
+        """End the communication thread, and close the comm."""
+        self._comm_thread.close()
+        self._comms.all.close()
+
+    def stats(self) -> dict[str, float]:
+        """Return the time of the means."""
+        return {"exchange_s": self._comm_thread.busy_s}
 
     def reset_reference(self, which: Callable[[str], bool] = lambda _: True) -> None:
         """Begin from the states that there are: a mean has no reference."""
@@ -93,7 +113,7 @@ class StateExchange(BetweenSteps):
 
     @property
     def state(self) -> Mapping[str, Tensor]:
-        """Counters of each state, int64 (num_parts, 2): step of the last mean, means. Of late ones what is under way."""
+        """Counters of each state, int64 (num_parts, 2): step of the last mean, means. And late means under way."""
         found = {"counters": torch.tensor([[part.last, part.round] for part in self._averaged], dtype=torch.int64)}
         if self._late:
             found["under_way"] = torch.tensor([part.handle is not None for part in self._late], dtype=torch.int64)

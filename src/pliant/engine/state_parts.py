@@ -139,7 +139,7 @@ def split_states(parts: Sequence[WeightPart], shapes: StateShapes, comms: Comms,
     Args:
         parts: Buckets of weights that keep step.
         shapes: What optimizers keep of each parameter.
-        comms: Comms of the weights.
+        comms: Comms of the states alone.
         step: Steps made so far.
 
     """
@@ -164,7 +164,6 @@ def _split(part: WeightPart, wanted: OptimizerState, shapes: StateShapes, comm: 
     spans = spans_of([names[k] for k in having], [real_shape(shapes[names[k]][wanted.name]) for k in having])
     weights = tuple(part.bucket.weights[k] for k in having)
     name = f"{wanted.name} of {part.bucket.name}"
-    first = wanted.first_due(part.timing.period + part.offset, part.timing.period)
     return StatePart(
         key=wanted.name,
         period=wanted.period,
@@ -174,7 +173,7 @@ def _split(part: WeightPart, wanted: OptimizerState, shapes: StateShapes, comm: 
         views=[],
         comm=comm,
         state=State(),
-        last=max(step, part.timing.until_step) + first - wanted.period,
+        last=max(step, part.timing.until_step) - -part.offset % wanted.period,
         delay_steps=wanted.delay_steps,
     )
 

@@ -122,7 +122,7 @@ def weight_parts(nodes: Sequence[Exchange], workload: Workload) -> list[Simulate
                     node=state.averaging,
                     timing=Timing(period=state.period, delay_steps=state.delay_steps),
                     tensors=tensors,
-                    first_due=state.first_due(first_due, timing.period),
+                    first_due=state.period - (timing.period - first_due) % state.period,
                     label=f"{state.name} of {label}",
                 )
                 for state in averaged

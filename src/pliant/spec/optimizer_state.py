@@ -77,15 +77,3 @@ class OptimizerState:
                 f"{of} must not turn small numbers into 0 or below, since the optimizer divides by it, but the codec "
                 f"{codec} does; use float32 or bfloat16.",
             )
-
-    def first_due(self, weights_due: int, weights_period: int) -> int:
-        """Return the step of the first mean, beside weights that are exchanged after `weights_due` steps first.
-
-        A mean at once is due with them. One that is late is due half a period of theirs after them, so that neither
-        waits for the other's messages.
-
-        >>> [OptimizerState(name="exp_avg", period=30, delay_steps=late).first_due(10, 10) for late in (0, 4)]
-        [30, 5]
-        """
-        at_once = self.period - (weights_period - weights_due) % self.period
-        return (at_once + weights_period // 2 - 1) % self.period + 1 if self.delay_steps else at_once
