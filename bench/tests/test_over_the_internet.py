@@ -37,15 +37,16 @@ def test_the_same_command_goes_on_and_the_best_rate_counts(job, monkeypatch, tmp
     arguments = ["--out", str(out), "--steps", "100", "--size", "0.06M"]
     job.main(arguments)
     assert len(made) == len(out.read_text().splitlines()) == 1 + len(job.BUCKETS_MB) + 3 * len(job.ARMS)
-    assert {trial["bucket_mb"] for trial in made if trial["arm"] == "ddp" and trial["kind"] == "trained"} == {5}
+    every_step = [trial for trial in made if trial["arm"] in ("ddp", "two trips") and trial["kind"] == "trained"]
+    assert {trial["bucket_mb"] for trial in every_step} == {5}
     told = capsys.readouterr().out
     assert "A step that exchanges nothing takes 0.050 s." in told
     rows = [line.split("|")[1:-1] for line in told.splitlines() if line.startswith("| ")][1:]
     cells = {(row[0].strip(), row[1].strip()): [cell.strip() for cell in row[2:]] for row in rows}
     # 80 % of the last point, 75, is step 75 itself
-    assert cells["ddp", "Muon"][:4] == ["2", "0", "100", f"{75 * 0.9:.0f}"]
-    assert cells["recipe", "Muon"][:4] == ["2", "2", "100", f"{75 * 0.3:.0f}"]
-    assert cells["torchft diloco", "Muon"][3] == "not reached"
+    assert cells["ddp", "Muon"][:4] == ["2", "0", "0", "100", f"{75 * 0.9:.0f}"]
+    assert cells["recipe", "Muon"][:4] == ["2", "10", "4", "100", f"{75 * 0.3:.0f}"]
+    assert cells["torchft diloco", "Muon"][4] == "not reached"
     lines = out.read_text().splitlines(keepends=True)
     out.write_text("".join(lines[:-2]) + lines[-2][:20])  # killed in the midst of a line
     made.clear()
@@ -59,7 +60,7 @@ def test_what_failed_is_tried_again_and_what_is_missing_is_left_out(job, monkeyp
     monkeypatch.setattr(job.importlib.util, "find_spec", lambda name: None)
     job.main(["--out", str(out), "--times", "1"])
     told = capsys.readouterr().out
-    assert told.count("failed: no root") == 1 + len(job.BUCKETS_MB) + 2
+    assert told.count("failed: no root") == 1 + len(job.BUCKETS_MB) + 3
     assert told.count("left out: torchft is not installed") == 2
     assert not out.exists()
 
@@ -67,7 +68,7 @@ def test_what_failed_is_tried_again_and_what_is_missing_is_left_out(job, monkeyp
 def test_local_steps_may_take_more_steps_and_other_rates(job):
     options = job.options_of(["--out", "F", "--steps", "50", "--longer", "3", "--times", "1", "2", "--ddp-times", "4"])
     trained = [trial for trial in job.listed(options, 5) if trial["kind"] == "trained"]
-    assert {(trial["arm"] == "ddp", trial["steps"], trial["times"]) for trial in trained} == {
+    assert {(trial["arm"] in job.EVERY_STEP, trial["steps"], trial["times"]) for trial in trained} == {
         *((True, 50, 4.0), (False, 150, 1.0), (False, 150, 2.0))
     }
 
@@ -77,7 +78,8 @@ def test_local_steps_may_take_more_steps_and_other_rates(job):
     [
         ("--judge-every", ["45"], "is 45, and must be a multiple of the period of 30"),
         ("--judge-every", ["0"], "is 0, and must be a multiple of the period of 30"),
-        ("--delay-steps", ["2", "10"], "is 10: a part is exchanged every 10 steps"),
+        ("--period", ["10", "7"], "is 30, and must be a multiple of the period of 7"),
+        ("--delay-steps", ["2", "10"], "is 10: weights are exchanged every 10 steps"),
     ],
 )
 def test_weights_are_judged_between_exchanges(job, capsys, option, values, told):
@@ -90,14 +92,14 @@ def test_commands_are_ones_that_the_recipe_takes(job, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(_FOLDER.parents[1] / "examples"))
     recipe = importlib.import_module("gpt_internet")
     options = job.options_of(
-        ["--out", "F", "--steps", "4", "--size", "0.06M", "--delay-steps", "5", "--judge-every", "90"]
+        ["--out", "F", "--steps", "4", "--size", "0.06M", "--period", "15", "--delay-steps", "5", "--judge-every", "90"]
     )
     for trial in job.listed(options, 5):
         words = job.command(trial, options, tmp_path)
         given = recipe.parsed(words[words.index("--") + 3 :])
         assert (given.steps, given.size, given.optimizer) == (4, "0.06M", trial["optimizer"])
         assert given.judge_every == (90 if trial["kind"] == "trained" else 0)
-        assert ("delay_steps=5" in given.plan) == (trial["arm"] == "recipe")
+        assert ("period=15" in given.plan and "delay_steps=5" in given.plan) == (trial["arm"] == "recipe")
         assert words[words.index("--") + 2].endswith(
             "internet_torchft.py" if "torchft" in trial["arm"] else "gpt_internet.py"
         )

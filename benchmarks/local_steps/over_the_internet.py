@@ -29,7 +29,7 @@ from typing import Any
 
 import pliant
 from pliant.algorithms.plans import plan_of
-from pliant.spec import save
+from pliant.spec import CodecSpec, Exchange, ScatterGather, save
 from pliant_bench.lab.language import first_rate
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -39,13 +39,22 @@ from tasc.accuracy_book import Book
 Record = dict[str, Any]
 RECIPE = Path(__file__).parents[2] / "examples" / "gpt_internet.py"
 TORCHFT = Path(__file__).with_name("internet_torchft.py")
-ARMS = (("ddp", "Muon"), ("recipe", "Muon"), ("torchft diloco", "AdamW"), ("torchft diloco", "Muon"))
+ARMS = (
+    ("ddp", "Muon"),
+    ("two trips", "Muon"),
+    ("recipe", "Muon"),
+    ("torchft diloco", "AdamW"),
+    ("torchft diloco", "Muon"),
+)
+EVERY_STEP: dict[str, Exchange] = {"ddp": pliant.bf16(), "two trips": ScatterGather(codec=CodecSpec(name="bf16"))}
+"""Arm -> what travels in every step: a ring's means in bfloat16, or owners' means, which take two trips, of any length."""
 BUCKETS_MB, SHORT_STEPS = (1, 5, 25), 30
-PERIOD, FRAGMENTS = 30, 3
-"""Steps between two exchanges of the arms with local steps, and the parts in which the recipe exchanges."""
+PERIOD = 30
+"""Steps between two exchanges of torchft's DiLoCo."""
 RANKS = 4
 TARGET_SHARE = 0.8
-KEY = ("kind", "arm", "optimizer", "bucket_mb", "times", "delay_steps", "seed", "size", "windows", "steps", "scale")
+KEY = ("kind", "arm", "optimizer", "bucket_mb", "times", "period", "delay_steps")
+KEY += ("seed", "size", "windows", "steps", "scale")
 
 
 class Trials(Book):
@@ -57,7 +66,7 @@ class Trials(Book):
 def listed(options: argparse.Namespace, bucket_mb: int) -> Iterator[Record]:
     """Yield all trials, in their order; those of data parallelism have the chosen bucket size."""
     given = {name: getattr(options, name) for name in ("seed", "size", "windows", "scale")}
-    shared = {"optimizer": "Muon", "bucket_mb": 0, "times": 1.0, "delay_steps": 0, **given}
+    shared = {"optimizer": "Muon", "bucket_mb": 0, "times": 1.0, "period": 0, "delay_steps": 0, **given}
     short = {**shared, "steps": min(SHORT_STEPS, options.steps)}
     yield {**short, "kind": "alone", "arm": "alone"}
     for size_mb in BUCKETS_MB:
@@ -65,11 +74,12 @@ def listed(options: argparse.Namespace, bucket_mb: int) -> Iterator[Record]:
     for arm, optimizer in ARMS:
         of_arm = {**shared, "kind": "trained", "arm": arm, "optimizer": optimizer}
         of_arm["steps"], all_times = round(options.longer * options.steps), options.times
-        if arm == "ddp":
+        if arm in EVERY_STEP:
             of_arm |= {"steps": options.steps, "bucket_mb": bucket_mb}
             all_times = options.ddp_times or options.times
-        for times, delay in itertools.product(all_times, options.delay_steps if arm == "recipe" else [0]):
-            yield {**of_arm, "times": times, "delay_steps": delay}
+        periods, delays = (options.period, options.delay_steps) if arm == "recipe" else ([0], [0])
+        for times, period, delay in itertools.product(all_times, periods, delays):
+            yield {**of_arm, "times": times, "period": period, "delay_steps": delay}
 
 
 def best_bucket(trials: Trials) -> int:
@@ -93,11 +103,12 @@ def command(trial: Record, options: argparse.Namespace, folder: Path) -> list[st
     given = {name: trial[name] for name in ("optimizer", "size", "windows", "steps", "seed")}
     given |= {"lr": rate, "judge-every": options.judge_every if trial["kind"] == "trained" else 0, "text": options.text}
     given |= {"connections": options.connections, "json": folder / "result.json"}
-    if trial["arm"] == "ddp":
-        save(replace(plan_of(pliant.bf16()), bucket_bytes=trial["bucket_mb"] << 20), folder / "plan.json")
+    if trial["arm"] in EVERY_STEP:
+        plan = replace(plan_of(EVERY_STEP[trial["arm"]]), bucket_bytes=trial["bucket_mb"] << 20)
+        save(plan, folder / "plan.json")
         given["plan"] = folder / "plan.json"
     if trial["arm"] == "recipe":
-        given["delay-steps"] = trial["delay_steps"]
+        given |= {"period": trial["period"], "delay-steps": trial["delay_steps"]}
     if trial["arm"] == "alone":
         given["plan"] = f"local_sgd({2 * trial['steps']})"
     return [*emulate, "--", *worker, *(f"--{name}={value}" for name, value in given.items())]
@@ -149,8 +160,8 @@ def table(trials: Trials) -> str:
     rows = [
         f"Target: perplexity {target:.3f}.{_computing(trials)}",
         "",
-        "| arm | optimizer | times the rate | delay | steps | s to the target | s a step | perplexity at the end |",
-        "|---|---|--:|--:|--:|--:|--:|--:|",
+        "| arm | optimizer | times the rate | period | delay | steps | s to the target | s a step | perplexity at the end |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for arm, optimizer in ARMS:
         of_arm = [line for line in lines if (line["arm"], line["optimizer"]) == (arm, optimizer) and line["curve"]]
@@ -158,7 +169,8 @@ def table(trials: Trials) -> str:
             line = min(of_arm, key=lambda line: (time_to(target, line["curve"]), line["perplexity"]))
             seconds = time_to(target, line["curve"])
             told = f"{seconds:.0f}" if math.isfinite(seconds) else "not reached"
-            figures = f"{line['times']:g} | {line['delay_steps']} | {line['steps']} | {told} | {_step_s(line):.3f}"
+            settings = f"{line['times']:g} | {line['period']} | {line['delay_steps']}"
+            figures = f"{settings} | {line['steps']} | {told} | {_step_s(line):.3f}"
             rows.append(f"| {arm} | {optimizer} | {figures} | {line['perplexity']:.3f} |")
     return "\n".join(rows)
 
@@ -190,7 +202,8 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--times", type=float, nargs="+", default=[1.0, 2.0, 4.0], help="learning rates, in first ones")
     parser.add_argument("--ddp-times", type=float, nargs="*", default=[], help="those of data parallelism, if others")
     parser.add_argument("--longer", type=float, default=1.0, help="times the steps for arms with local steps")
-    parser.add_argument("--delay-steps", type=int, nargs="+", default=[2], help="of the recipe")
+    parser.add_argument("--period", type=int, nargs="+", default=[10], help="of the recipe, in steps")
+    parser.add_argument("--delay-steps", type=int, nargs="+", default=[4], help="of the recipe")
     parser.add_argument("--connections", default="auto", help="of Pliant's arms")
     parser.add_argument("--judge-every", type=int, default=PERIOD, help="steps between two perplexities")
     parser.add_argument("--text", default="", help="folder of *.txt files; Python's library if empty")
@@ -199,12 +212,13 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="say which trials are done, and carry out none")
     parser.add_argument("--table", action="store_true", help="print the table, and carry out none")
     options = parser.parse_args(argv)
-    if options.judge_every < PERIOD or options.judge_every % PERIOD:
-        parser.error(f"--judge-every is {options.judge_every}, and must be a multiple of the period of {PERIOD}")
-    if max(options.delay_steps) >= PERIOD // FRAGMENTS:
+    for period in (PERIOD, *options.period):
+        if options.judge_every < period or options.judge_every % period:
+            parser.error(f"--judge-every is {options.judge_every}, and must be a multiple of the period of {period}")
+    if max(options.delay_steps) >= min(options.period):
         parser.error(
-            f"--delay-steps is {max(options.delay_steps)}: a part is exchanged every {PERIOD // FRAGMENTS} steps, and "
-            "weights are judged before the next one; give less"
+            f"--delay-steps is {max(options.delay_steps)}: weights are exchanged every {min(options.period)} steps, and "
+            "judged before the next exchange; give less"
         )
     return options
 
