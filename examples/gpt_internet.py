@@ -42,7 +42,7 @@ PLANS = {
 }
 """Optimizer -> what sites exchange, which arrives some steps later: with Muon changes of weights in 4 bits, and the
 momentum in 8; with AdamW changes of weights in thirds."""
-PERIODS = {"Muon": 10, "AdamW": 30}
+PERIODS = {"Muon": 5, "AdamW": 30}
 """Optimizer -> steps from one exchange of the same weights to the next."""
 
 
@@ -191,8 +191,8 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options of a command line; all of them have defaults."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plan", default="", help="an algorithm, or the path of a plan; by optimizer if empty")
-    parser.add_argument("--period", type=int, default=0, help="steps between exchanges; 0: 10 with Muon, 30 with AdamW")
-    parser.add_argument("--delay-steps", type=int, default=4, help="until an exchange arrives: its time over a step's")
+    parser.add_argument("--period", type=int, default=0, help="steps between exchanges; 0: 5 with Muon, 30 with AdamW")
+    parser.add_argument("--delay-steps", type=int, default=3, help="until an exchange arrives: its time over a step's")
     parser.add_argument("--optimizer", default="Muon", choices=["Muon", "AdamW"], help="Muon is Muon and AdamW")
     parser.add_argument("--size", default="0.4M", choices=list(SIZES), help="parameters")
     parser.add_argument("--windows", type=int, default=8, help="of 64 characters, in a step of one rank")

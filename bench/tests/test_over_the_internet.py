@@ -44,8 +44,8 @@ def test_the_same_command_goes_on_and_the_best_rate_counts(job, monkeypatch, tmp
     rows = [line.split("|")[1:-1] for line in told.splitlines() if line.startswith("| ")][1:]
     cells = {(row[0].strip(), row[1].strip()): [cell.strip() for cell in row[2:]] for row in rows}
     # 80 % of the last point, 75, is step 75 itself
-    assert cells["ddp", "Muon"][:4] == ["2", "0", "0", "100", f"{75 * 0.9:.0f}"]
-    assert cells["recipe", "Muon"][:4] == ["2", "10", "4", "100", f"{75 * 0.3:.0f}"]
+    assert cells["ddp", "Muon"][:5] == ["2", "0", "0", "100", f"{75 * 0.9:.0f}"]
+    assert cells["recipe", "Muon"][:5] == ["2", "5", "3", "100", f"{75 * 0.3:.0f}"]
     assert cells["torchft diloco", "Muon"][4] == "not reached"
     lines = out.read_text().splitlines(keepends=True)
     out.write_text("".join(lines[:-2]) + lines[-2][:20])  # killed in the midst of a line
@@ -79,7 +79,7 @@ def test_local_steps_may_take_more_steps_and_other_rates(job):
         ("--judge-every", ["45"], "is 45, and must be a multiple of the period of 30"),
         ("--judge-every", ["0"], "is 0, and must be a multiple of the period of 30"),
         ("--period", ["10", "7"], "is 30, and must be a multiple of the period of 7"),
-        ("--delay-steps", ["2", "10"], "is 10: weights are exchanged every 10 steps"),
+        ("--delay-steps", ["2", "10"], "is 10: weights are exchanged every 5 steps"),
     ],
 )
 def test_weights_are_judged_between_exchanges(job, capsys, option, values, told):

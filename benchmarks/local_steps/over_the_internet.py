@@ -47,7 +47,7 @@ ARMS = (
     ("torchft diloco", "Muon"),
 )
 EVERY_STEP: dict[str, Exchange] = {"ddp": pliant.bf16(), "two trips": ScatterGather(codec=CodecSpec(name="bf16"))}
-"""Arm -> what travels in every step: a ring's means in bfloat16, or owners' means, which take two trips, of any length."""
+"""Arm -> means in bfloat16 of every step: a ring's, or those of owners, which take two trips."""
 BUCKETS_MB, SHORT_STEPS = (1, 5, 25), 30
 PERIOD = 30
 """Steps between two exchanges of torchft's DiLoCo."""
@@ -160,7 +160,7 @@ def table(trials: Trials) -> str:
     rows = [
         f"Target: perplexity {target:.3f}.{_computing(trials)}",
         "",
-        "| arm | optimizer | times the rate | period | delay | steps | s to the target | s a step | perplexity at the end |",
+        "| arm | optimizer | times the rate | period | delay | steps | s to the target | s a step | at the end |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for arm, optimizer in ARMS:
@@ -202,8 +202,8 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--times", type=float, nargs="+", default=[1.0, 2.0, 4.0], help="learning rates, in first ones")
     parser.add_argument("--ddp-times", type=float, nargs="*", default=[], help="those of data parallelism, if others")
     parser.add_argument("--longer", type=float, default=1.0, help="times the steps for arms with local steps")
-    parser.add_argument("--period", type=int, nargs="+", default=[10], help="of the recipe, in steps")
-    parser.add_argument("--delay-steps", type=int, nargs="+", default=[4], help="of the recipe")
+    parser.add_argument("--period", type=int, nargs="+", default=[5], help="of the recipe, in steps")
+    parser.add_argument("--delay-steps", type=int, nargs="+", default=[3], help="of the recipe")
     parser.add_argument("--connections", default="auto", help="of Pliant's arms")
     parser.add_argument("--judge-every", type=int, default=PERIOD, help="steps between two perplexities")
     parser.add_argument("--text", default="", help="folder of *.txt files; Python's library if empty")
@@ -217,8 +217,8 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"--judge-every is {options.judge_every}, and must be a multiple of the period of {period}")
     if max(options.delay_steps) >= min(options.period):
         parser.error(
-            f"--delay-steps is {max(options.delay_steps)}: weights are exchanged every {min(options.period)} steps, and "
-            "judged before the next exchange; give less"
+            f"--delay-steps is {max(options.delay_steps)}: weights are exchanged every {min(options.period)} steps, "
+            "and judged before the next exchange; give less"
         )
     return options
 
