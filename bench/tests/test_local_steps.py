@@ -80,7 +80,11 @@ def lines_of(out):
 
 def test_the_list_of_trials_is_what_its_command_makes(load):
     trials = load("trials")
-    for path, listed in ((trials.LIST, trials.listed()), (trials.MUON_LIST, trials.listed_of_muon())):
+    for path, listed in (
+        (trials.LIST, trials.listed()),
+        (trials.MUON_LIST, trials.listed_of_muon()),
+        (trials.LOCAL_MUON_LIST, trials.listed_of_local_muon()),
+    ):
         assert trials.read(path) == json.loads(json.dumps(listed))
         keys = [trials.key_of(each) for each in listed]
         assert len(set(keys)) == len(keys)
@@ -94,7 +98,8 @@ def test_the_list_of_trials_is_what_its_command_makes(load):
 @pytest.mark.extended
 def test_what_muon_needs_is_tried_with_optimizers_that_there_are(load, folder):
     trials = load("trials")
-    for algorithm, optimizer in {(each["algorithm"], each["optimizer"]) for each in trials.listed_of_muon()}:
+    both = [*trials.listed_of_muon(), *trials.listed_of_local_muon()]
+    for algorithm, optimizer in {(each["algorithm"], each["optimizer"]) for each in both}:
         outcome = train(task(folder), algorithm, recipe(optimizer=optimizer))
         assert not outcome.diverged, algorithm
         assert outcome.sent_bytes > 0
@@ -172,6 +177,14 @@ def test_a_training_of_the_job_is_one_of_the_laboratory(load, folder, tmp_path):
     ours = train(task(folder), "local_sgd(period=2)", recipe(optimizer="Muon", seed=1, every=1, decay="cosine"))
     assert line["curve"] == [(point["step"], round(point["loss"], 6)) for point in ours.curve]
     assert line["exchanges"] == STEPS // 2
+
+
+def test_a_borrowed_rate_is_that_of_muloco(load, monkeypatch, folder, tmp_path):
+    trials = load("trials")
+    arm = trials.OF_LOCAL_MUON[0]
+    lines = run_job(load, monkeypatch, folder, tmp_path / "out", [trials.record("borrowed", arm, trials.BASE, seed=1)])
+    assert {line["algorithm"] for line in lines} == {trials.MULOCO.algorithm, arm.algorithm}
+    assert [(line["lr"], line["seed"]) for line in lines if line["algorithm"] == arm.algorithm] == [(BEST, 1)]
 
 
 def test_the_page_has_ratios_of_the_same_seeds(load, monkeypatch, folder, tmp_path, capsys):

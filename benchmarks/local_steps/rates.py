@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from trials import ADAMW_DDP, TUNED_STEPS, Record
+from trials import ADAMW_DDP, MULOCO, TUNED_STEPS, Arm, Record
 
 from pliant_bench.lab.language import first_rate
 from pliant_bench.lab.ratios import tuned_rate
@@ -48,8 +48,9 @@ class Rates:
         if trial["kind"] == "tuned":
             rate, _ = self._best(trial, first_rate(trial["size"], trial["windows"]))
         elif trial["kind"] == "scaled":
-            base = {"arm": ADAMW_DDP.name, "algorithm": ADAMW_DDP.algorithm, "optimizer": ADAMW_DDP.optimizer}
-            rate = trial["times"] * self.checked({**trial, **base, "loop_steps": 1})
+            rate = trial["times"] * self._rate_of(ADAMW_DDP, trial)
+        elif trial["kind"] == "borrowed":
+            rate = self._rate_of(MULOCO, trial)
         else:
             rate = self.checked({**trial, "seed": 0})
         return rate, self.training(trial, rate)
@@ -58,6 +59,11 @@ class Rates:
         """Return the best rate of an arm in a cell, at the full length."""
         from_short, _ = self._best({**trial, "steps": TUNED_STEPS}, first_rate(trial["size"], trial["windows"]))
         return self._best(trial, from_short)[0]
+
+    def _rate_of(self, arm: Arm, trial: Record) -> float:
+        """Return the best rate of another arm in a trial's cell."""
+        named = {"arm": arm.name, "algorithm": arm.algorithm, "optimizer": arm.optimizer, "loop_steps": arm.loop_steps}
+        return self.checked({**trial, **named, "seed": 0})
 
     def training(self, trial: Record, rate: float) -> Record:
         """Return the line of a trial's training at a rate."""

@@ -1,10 +1,11 @@
 """The list of trials on local steps of language models, made from its settings before any is run. No torch.
 
-``python benchmarks/local_steps/trials.py``    writes trials_seed1.jsonl and trials_muon_seed1.jsonl beside itself
+``python benchmarks/local_steps/trials.py``    writes trials_seed1.jsonl and two other lists beside itself
 
 `tuned`: the learning rate of an arm is swept over 500 steps of one seed until both neighbours are worse. `checked`: the
 same at the full length, from the rate that was best. `trained`: a training of another seed at the rate of `checked`.
-`scaled`: a training of an arm at so many times the rate that is best for AdamW with data parallelism.
+`scaled`: a training of an arm at so many times the rate that is best for AdamW with data parallelism. `borrowed`: one at
+the rate that is best for `muloco`.
 
 A cell is a size, the windows of a step of all ranks together, ranks, steps and the decay of the rate. Trials are in the
 order of what they tell: baselines in the base cell, all arms there, two more seeds, then larger batches, lengths, more
@@ -14,6 +15,8 @@ whose mean gradient is then exact.
 
 The second list compares what travels in every step with Muon: gradients in few bits or of low rank, and momenta. By
 name, gradients of at most 8192 elements are averaged exactly, which at 0.06 M are those of all square matrices.
+
+The third list asks what local steps with Muon should exchange: changes of weights in fewer bits, and Muon's momentum.
 """
 
 import json
@@ -26,6 +29,7 @@ SEEDS = (0, 1, 2)
 TUNED_STEPS = 500
 LIST = Path(__file__).with_name("trials_seed1.jsonl")
 MUON_LIST = Path(__file__).with_name("trials_muon_seed1.jsonl")
+LOCAL_MUON_LIST = Path(__file__).with_name("trials_local_muon_seed1.jsonl")
 STEP_S = {"0.06M": 0.025, "0.4M": 0.1, "3M": 0.65, "12M": 2.6, "125M": 0.2}
 """Size -> time of a core, or of an accelerator, that a step of 32 windows and four ranks takes with AdamW."""
 _MUON_FACTOR = 1.6
@@ -60,10 +64,11 @@ BASE = Cell()
 ADAMW_DDP, MUON_DDP = Arm(name="ddp", algorithm="bf16"), Arm(name="ddp", algorithm="bf16", optimizer="Muon")
 SLOW_DDP = Arm(name="ddp", algorithm="bf16", optimizer="SlowAdamW")
 EVERY_STEP = Arm(name="local_sgd H1", algorithm="local_sgd(period=1)")
+MULOCO = Arm(name="muloco", algorithm="muloco", optimizer="Muon")
 MAIN = (
     Arm(name="local_sgd H32", algorithm="local_sgd(period=32)"),
     Arm(name="local_sgd H30", algorithm="local_sgd(period=30)", optimizer="Muon"),
-    Arm(name="muloco", algorithm="muloco", optimizer="Muon"),
+    MULOCO,
     Arm(name="des_loc H32", algorithm="des_loc(period=32)"),
     Arm(name="mt_dao H32", algorithm="mt_dao(period=32)", optimizer="SlowAdamW"),
     Arm(name="diloco .7 .6", algorithm="diloco(period=32, outer_lr=0.7, outer_momentum=0.6)"),
@@ -96,6 +101,22 @@ OF_MUON = (
     Arm(name="ef21 onebit", algorithm="ef21_muon(averaging=onebit, nesterov=True)", optimizer="Muon(momentum=0)"),
     Arm(name="ef21 int4", algorithm="ef21_muon(averaging=int4, nesterov=True)", optimizer="Muon(momentum=0)"),
     Arm(name="dion", algorithm="dion(rank=16)", optimizer="Dion(momentum=0)"),
+)
+_MOMENTUM = "first=1, first_states=('momentum_buffer',), second_states=()"
+_OF_MULOCO = "period=30, outer=Outer(lr=0.7, momentum=0.6), inner_optimizer='Muon'"
+OF_LOCAL_MUON = tuple(
+    Arm(name=name, algorithm=algorithm, optimizer="Muon")
+    for name, algorithm in {
+        "muloco in 4 bits": "muloco(averaging=int4)",
+        "muloco and momentum": f"LocalSteps({_OF_MULOCO}, states=(OptimizerState(name='momentum_buffer', period=30),))",
+        "des_loc H10, momentum": f"des_loc(period=10, {_MOMENTUM})",
+        "muloco in 2 bits": "muloco(averaging=sigma2(decay=0.9))",
+        "muloco H60 in 4 bits": "muloco(period=60, averaging=int4)",
+        "local_sgd H10": "local_sgd(period=10)",
+        "des_loc H5, momentum, 3 late, coded": f"des_loc(period=5, {_MOMENTUM}, delay_steps=3, averaging=int4, "
+        "of_states=bytegrad)",
+        "local_sgd H5, 3 late, coded": "local_sgd(period=5, delay_steps=3, averaging=int4)",
+    }.items()
 )
 ON_DEVICE = Cell(size="125M", windows=128, steps=500)
 
@@ -155,7 +176,7 @@ def listed() -> list[Record]:
         *in_cell(WINNERS, replace(cell, size="3M"), one),
         *in_cell((*BASELINES, *MAIN), replace(cell, windows=128)),
         *in_cell(WINNERS, replace(cell, windows=512), one),
-        *in_cell((*BASELINES, MAIN[2]), replace(cell, size="12M"), one),
+        *in_cell((*BASELINES, MULOCO), replace(cell, size="12M"), one),
         *in_cell(BASELINES, replace(ON_DEVICE, ranks=1), one),
         *in_cell(MAIN, ON_DEVICE, one),
     ]
@@ -169,13 +190,21 @@ def listed_of_muon() -> list[Record]:
     return [trial for trial in found if trial["kind"] != "tuned"]
 
 
+def listed_of_local_muon() -> list[Record]:
+    """Return the trials of the third list: arms at the rate of `muloco`, beside what they are compared with."""
+    found = in_cell((*BASELINES, MULOCO), BASE)
+    found += [record("borrowed", arm, BASE, seed) for seed in SEEDS for arm in OF_LOCAL_MUON]
+    return [trial for trial in found if trial["kind"] != "tuned"]
+
+
 def read(path: Path = LIST) -> list[Record]:
     """Return the trials of a list."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 if __name__ == "__main__":
-    for path, trials in ((LIST, listed()), (MUON_LIST, listed_of_muon())):
+    lists = {LIST: listed(), MUON_LIST: listed_of_muon(), LOCAL_MUON_LIST: listed_of_local_muon()}
+    for path, trials in lists.items():
         path.write_text("".join(json.dumps(trial) + "\n" for trial in trials))
         hours = sum(trial["expected_s"] for trial in trials) / 3600
         print(f"{path}: {len(trials)} trials of {hours:.1f} h of a core together; commit it before the first result.")
