@@ -31,6 +31,7 @@ PLANS = {
     "no_loco": pliant.no_loco(3),
     "outer-every": LocalSteps(period=2, outer=Outer(lr=0.7, momentum=0.6, every=4)),
     "des_loc": pliant.des_loc(3, first=2, first_states=("momentum_buffer",), second_states=()),
+    "des_loc-late": pliant.des_loc(3, first=1, first_states=("momentum_buffer",), second_states=(), delay_steps=2),
     "async_average": pliant.async_average(),
     "delayed_nesterov": pliant.delayed_nesterov(1, outer_momentum=0.5),
     "decoupled_diloco": pliant.decoupled_diloco(2, outer_momentum=0.5),

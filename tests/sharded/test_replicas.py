@@ -20,7 +20,8 @@ from tables import ALGORITHMS, BETWEEN_STEPS
 pytestmark = [pytest.mark.processes]
 
 SYNCHRONOUS = ("allreduce", "bf16", "bytegrad", "int4", "onebit", "powersgd", "topk", "tasc", "every", "delayed")
-BETWEEN = ("gossip", "dcd", "local_sgd", "diloco", "streaming_diloco", "post_local_sgd", "des_loc", "des_loc-warm")
+BETWEEN = ("gossip", "dcd", "local_sgd", "diloco", "streaming_diloco", "post_local_sgd")
+BETWEEN += ("des_loc", "des_loc-warm", "des_loc-delayed")
 
 
 def made(kind: str):

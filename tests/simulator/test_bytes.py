@@ -139,6 +139,7 @@ STATES = {
     "late in fragments": LocalSteps(
         period=6, fragments=3, delay_steps=2, states=(OptimizerState(name="exp_avg", period=12),)
     ),
+    "late": p.des_loc(6, first=1, second=2, delay_steps=2, of_states=p.bf16()),
     "coded": LocalSteps(
         period=4,
         averaging=p.onebit(),

@@ -266,6 +266,17 @@ def test_weights_have_a_lane_beside_the_whole_step():
     assert simulate(every, TWO, cluster(2, 1e6), overheads=IDEAL).step_s == pytest.approx(3.5 + 4 / 4)
 
 
+def test_late_states_travel_beside_late_weights_and_states_at_once_before_them():
+    """An exchange takes more than half of a step and less than a step: one after the other would not fit into one."""
+    far = cluster(2, 1e12, delay_s=0.7)
+    step_s = lambda what: simulate(plan_for(what), TWO, far, overheads=IDEAL).step_s  # noqa: E731
+    each_s = 4 * (step_s(p.local_sgd(4)) - 3.5)
+    assert 3.5 / 2 < each_s < 3.5
+    states = {"first": 1, "first_states": ["momentum_buffer"], "second_states": []}
+    assert step_s(p.des_loc(4, **states)) == pytest.approx(3.5 + 2 * each_s / 4)
+    assert step_s(p.des_loc(4, delay_steps=1, **states)) == pytest.approx(3.5)
+
+
 def test_the_slowest_is_waited_for_only_where_ranks_wait():
     slow = {"slowdown": (1.0, 1.0, 1.0, 2.0), "overheads": IDEAL}
     fast_network = cluster(4, 1e12)

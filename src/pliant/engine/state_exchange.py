@@ -21,7 +21,7 @@ __all__ = ["StateExchange"]
 
 
 class StateExchange(BetweenSteps):
-    """Averages states of the optimizer after the same steps of all ranks, each at once and for itself.
+    """Averages states of the optimizer after the same steps of all ranks, each for itself.
 
     DES-LOC (Iacob et al., arXiv:2505.22549), where weights, first and second moments have a period each. A mean is used
     in the step in which it is formed, before weights are exchanged, also where those are late; unless its
@@ -41,8 +41,7 @@ class StateExchange(BetweenSteps):
     def __init__(self, parts: Sequence[StatePart], comms: Comms, optimizer: Optimizer, tracer: Tracer) -> None:
         super().__init__(())
         self._averaged, self._comms = list(parts), comms
-        device = next(p.device for group in optimizer.param_groups for p in group["params"])
-        self._comm_thread = CommThread(device, "pliant-states", tracer)
+        self._comm_thread = CommThread(parts[0].bucket.flat.device, "pliant-states", tracer)
         self._optimizer = weakref.ref(optimizer)
         for part in self._late:
             part.decays(optimizer)  # raises before the first step

@@ -52,6 +52,8 @@ class SimulatedWeights:
     """Steps after which the first exchange is due; then every period."""
     label: str
     """What it is, in timelines."""
+    beside_weights: bool = False
+    """Whether weights due after the same step do not wait for it: a late state's has a thread of its own."""
 
 
 def itemsize(tensor: TensorSpec) -> int:
@@ -124,6 +126,7 @@ def weight_parts(nodes: Sequence[Exchange], workload: Workload) -> list[Simulate
                     tensors=tensors,
                     first_due=state.period - (timing.period - first_due) % state.period,
                     label=f"{state.name} of {label}",
+                    beside_weights=state.delay_steps > 0,
                 )
                 for state in averaged
             ]

@@ -9,7 +9,7 @@ from pliant.simulator.timed_exchange import TimedExchange
 
 __all__ = ["Stepper"]
 
-_GRADIENTS, _WEIGHTS, _GATHERS = 0, 1, 2
+_GRADIENTS, _WEIGHTS, _GATHERS, _STATES = range(4)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -49,7 +49,7 @@ class Stepper:
 
     def __post_init__(self) -> None:
         overheads = self.prepared.context.overheads
-        self.clock = RankClock(3, overheads.compute_overlap, overheads.exchange_overlap, self.prepared.context.cores)
+        self.clock = RankClock(4, overheads.compute_overlap, overheads.exchange_overlap, self.prepared.context.cores)
         self._turns = [_Turn(exchange=m, last=m.part.first_due - m.part.timing.period) for m in self.prepared.weights]
         self._served: QueuedExchange | None = None
         self._handed_over: QueuedExchange | None = None
@@ -180,7 +180,8 @@ class Stepper:
         follow_ups: list[TimedExchange] = []
         for turn in turns:
             which = turn.round % len(turn.exchange.tasks)
-            turn.ticket = self._submit(_WEIGHTS, turn.exchange.tasks[which], step - 1)
+            queue_name = _STATES if turn.exchange.part.beside_weights else _WEIGHTS
+            turn.ticket = self._submit(queue_name, turn.exchange.tasks[which], step - 1)
             turn.round, turn.last = turn.round + 1, step
             rest = turn.exchange.follow_ups[which]
             follow_ups += [rest] if rest is not None else []
