@@ -4,8 +4,8 @@
 
 `tuned`: the learning rate of an arm is swept over 500 steps of one seed until both neighbours are worse. `checked`: the
 same at the full length, from the rate that was best. `trained`: a training of another seed at the rate of `checked`.
-`scaled`: a training of an arm at so many times the rate that is best for AdamW with data parallelism. `borrowed`: one at
-the rate that is best for `muloco`.
+`scaled`: a training of an arm at so many times the rate that is best for AdamW with data parallelism. `borrowed`: one
+at the rate that is best for `muloco`.
 
 A cell is a size, the windows of a step of all ranks together, ranks, steps and the decay of the rate. Trials are in the
 order of what they tell: baselines in the base cell, all arms there, two more seeds, then larger batches, lengths, more
