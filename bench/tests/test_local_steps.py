@@ -98,15 +98,12 @@ def test_the_list_of_trials_is_what_its_command_makes(load):
 @pytest.mark.extended
 def test_what_muon_needs_is_tried_with_optimizers_that_there_are(load, folder):
     trials = load("trials")
-    both = [*trials.listed_of_muon(), *trials.listed_of_local_muon()]
-    for algorithm, optimizer in {(each["algorithm"], each["optimizer"]) for each in both}:
+    local = {(each["algorithm"], each["optimizer"]) for each in trials.listed_of_local_muon()}
+    every_step = {(each["algorithm"], each["optimizer"]) for each in trials.listed_of_muon()}
+    for algorithm, optimizer in local | every_step:
         outcome = train(task(folder), algorithm, recipe(optimizer=optimizer))
         assert not outcome.diverged, algorithm
-        assert (
-            outcome.sent_bytes > 0
-            or any(f"period={long}" in algorithm for long in (10, 30, 60))
-            or (algorithm.startswith("muloco"))
-        )
+        assert outcome.sent_bytes > 0 or (algorithm, optimizer) in local  # its period may be longer than the training
 
 
 def test_a_rate_is_tuned_short_and_checked_long(load, monkeypatch, folder, tmp_path, capsys):
