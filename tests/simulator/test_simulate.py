@@ -60,7 +60,7 @@ def sped_up(topology, factor, less):
 @settings(max_examples=150, deadline=None)
 @given(some_plan, topologies(), st.floats(1, 100), st.floats(0, 1))
 def test_cheaper_links_are_never_slower(name, topology, factor, less):
-    """Late weights: of an exchange that takes nothing from steps beside it. A sooner one meets others of their parts."""
+    """Late weights: beside steps from which exchanges take nothing. A sooner exchange meets other parts of a step."""
     if topology.num_ranks != 4 and name == "owner-uneven":
         return
     late = any(rule.exchange.timing.delay_steps and rule.exchange.exchanges_weights for rule in PLANS[name].rules)
