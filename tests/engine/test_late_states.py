@@ -149,3 +149,28 @@ def test_a_decay_that_nobody_says_is_refused():
             pliant.relax(model, Unknown(model.parameters()), what, group=place.process_group, timeout_s=20)
 
     pliant.run_world(2, body, timeout_s=30)
+
+
+def test_a_late_state_that_is_not_finite_is_not_sent():
+    make, _ = SGD
+    what = LocalSteps(period=8, states=(OptimizerState(name="momentum_buffer", period=2, delay_steps=1),))
+
+    def body(place):
+        model = Data()
+        optimizer = make(model.parameters())
+        run = pliant.relax(model, optimizer, what, group=place.process_group, timeout_s=20)
+
+        def steps(numbers):
+            for number in numbers:
+                optimizer.zero_grad()
+                run.model(gradient(place.rank, number)).backward()
+                optimizer.step()
+
+        steps([0])
+        optimizer.state[model.weight]["momentum_buffer"][0, 0] = torch.nan
+        told = f"after step 2 rank {place.rank} has a NaN or Inf in momentum_buffer of weight, and has not sent it"
+        with pytest.raises(pliant.NonFiniteGradientError, match=told) as caught:
+            steps([1, 2])
+        run.__exit__(pliant.NonFiniteGradientError, caught.value, None)
+
+    pliant.run_world(2, body, timeout_s=30)

@@ -138,7 +138,7 @@ class StateExchange(BetweenSteps):
         """Let the communication thread form a mean: of what the state is then, or of what it is now if it is late."""
         part.last = step
         if part.correction is not None and part.comm.size > 1:
-            part.load(optimizer, step)
+            part.load(optimizer)
             torch.neg(part.bucket.flat, out=part.correction)
         task = self._task(part, optimizer, step)
         part.handle = self._comm_thread.submit(task, name=part.bucket.name, step=step - 1)
@@ -165,7 +165,8 @@ class StateExchange(BetweenSteps):
             if part.comm.size == 1:
                 return
             if part.correction is None:
-                part.load(optimizer, step)
+                part.load(optimizer)
+            part.require_finite(step)
             with describe_failure(f"averaging {part.bucket.name} after step {step}"):
                 rest = part.algorithm.on_ready(part.bucket, part.state, part.comm, context)
             if part.correction is None:

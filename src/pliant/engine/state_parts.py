@@ -59,18 +59,16 @@ class StatePart:
         return step - self.last >= max(self.period, stretched)
 
     @torch.no_grad()
-    def load(self, optimizer: Optimizer, step: int) -> None:
-        """Copy the state into the bucket: zeros where a parameter has had no gradient yet, as its optimizer begins.
-
-        Raises:
-            NonFiniteGradientError: There is a NaN or an Inf in it.
-
-        """
+    def load(self, optimizer: Optimizer) -> None:
+        """Copy the state into the bucket: zeros where a parameter has had no gradient yet, as its optimizer begins."""
         for view, held in zip(self.views, self._held(optimizer, self.key), strict=True):
             if held is None:
                 view.zero_()
             else:
                 view.copy_(held)
+
+    def require_finite(self, step: int) -> None:
+        """Raise NonFiniteGradientError if there is a NaN or an Inf in the bucket, before it is sent."""
         require_finite(self.bucket, f"{self.key} of", self.comm.rank, step)
 
     @torch.no_grad()
