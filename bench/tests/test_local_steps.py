@@ -103,7 +103,8 @@ def test_what_muon_needs_is_tried_with_optimizers_that_there_are(load, folder):
     for algorithm, optimizer in local | every_step:
         outcome = train(task(folder), algorithm, recipe(optimizer=optimizer))
         assert not outcome.diverged, algorithm
-        assert outcome.sent_bytes > 0 or (algorithm, optimizer) in local  # its period may be longer than the training
+        if (algorithm, optimizer) in every_step:  # others' periods may be longer than the training
+            assert outcome.sent_bytes > 0
 
 
 def test_a_rate_is_tuned_short_and_checked_long(load, monkeypatch, folder, tmp_path, capsys):

@@ -145,14 +145,15 @@ class StateExchange(BetweenSteps):
 
     def _take(self, parts: Sequence[StatePart], optimizer: Optimizer, step: int) -> None:
         """Wait for means; use those that are late, and cut those of Adam's first moment."""
-        ready = [part for part in parts if part.handle is not None]
-        for part in ready:
+        taken: list[StatePart] = []
+        for part in parts:
             if part.handle is not None:
                 part.handle.wait()
-            part.handle = None
-            if part.correction is not None:
-                part.correct(optimizer, part.correction, step)
-        firsts = [part for part in ready if part.key == FIRST_MOMENT and part.comm.size > 1]
+                part.handle = None
+                if part.correction is not None:
+                    part.correct(optimizer, part.correction, step)
+                taken.append(part)
+        firsts = [part for part in taken if part.key == FIRST_MOMENT and part.comm.size > 1]
         ratios = largest_ratios(optimizer) if firsts else {}
         for part in firsts:
             part.bound(optimizer, ratios)
