@@ -105,6 +105,14 @@ def test_commands_are_ones_that_the_recipe_takes(job, monkeypatch, tmp_path):
         )
 
 
+def test_an_idle_connection_begins_slowly_unless_told_otherwise(job, tmp_path):
+    for extra, no_restart in (((), False), (("--no-idle-restart",), True)):
+        options = job.options_of(["--out", "F", *extra])
+        for trial in job.listed(options, 5):
+            assert ("--no-idle-restart" in job.command(trial, options, tmp_path)) is no_restart
+            assert trial["idle_restart"] is not no_restart
+
+
 def test_a_target_below_the_curve_is_not_reached(job):
     curve = [(15, 10.0, 20.0), (45, 20.0, 10.0)]
     assert job.time_to(25.0, curve) == 10.0

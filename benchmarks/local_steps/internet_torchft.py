@@ -27,11 +27,12 @@ PERIOD = 30
 
 
 def mean_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the mean of all ranks' weights. Collective."""
-    found = {name: value.detach() / dist.get_world_size() for name, value in model.state_dict().items()}
-    for value in found.values():
-        dist.all_reduce(value)
-    return found
+    """Return the mean of all ranks' weights, as one message of each hop. Collective."""
+    weights = model.state_dict()
+    mean = torch.cat([value.flatten() for value in weights.values()]) / dist.get_world_size()
+    dist.all_reduce(mean)
+    parts = mean.split([value.numel() for value in weights.values()])
+    return {name: part.view_as(value) for (name, value), part in zip(weights.items(), parts, strict=True)}
 
 
 def train(rank: Rank) -> None:

@@ -54,7 +54,7 @@ PERIOD = 30
 RANKS = 4
 TARGET_SHARE = 0.8
 KEY = ("kind", "arm", "optimizer", "bucket_mb", "times", "period", "delay_steps")
-KEY += ("seed", "size", "windows", "steps", "scale")
+KEY += ("seed", "size", "windows", "steps", "scale", "idle_restart")
 
 
 class Trials(Book):
@@ -65,7 +65,7 @@ class Trials(Book):
 
 def listed(options: argparse.Namespace, bucket_mb: int) -> Iterator[Record]:
     """Yield all trials, in their order; those of data parallelism have the chosen bucket size."""
-    given = {name: getattr(options, name) for name in ("seed", "size", "windows", "scale")}
+    given = {name: getattr(options, name) for name in ("seed", "size", "windows", "scale", "idle_restart")}
     shared = {"optimizer": "Muon", "bucket_mb": 0, "times": 1.0, "period": 0, "delay_steps": 0, **given}
     short = {**shared, "steps": min(SHORT_STEPS, options.steps)}
     yield {**short, "kind": "alone", "arm": "alone"}
@@ -91,13 +91,9 @@ def best_bucket(trials: Trials) -> int:
 def command(trial: Record, options: argparse.Namespace, folder: Path) -> list[str]:
     """Return what runs a trial; its result is result.json in the folder."""
     emulate = [sys.executable, "-m", "pliant", "emulate", "--topology", "four-continents"]
-    emulate += [
-        "--scale",
-        str(trial["scale"]),
-        "--timeout",
-        f"{options.timeout}s",
-        *([] if options.check else ["--no-check"]),
-    ]
+    emulate += ["--scale", str(trial["scale"]), "--timeout", f"{options.timeout}s"]
+    emulate += [] if options.check else ["--no-check"]
+    emulate += [] if trial["idle_restart"] else ["--no-idle-restart"]
     worker = [sys.executable, str(TORCHFT if trial["arm"].startswith("torchft") else RECIPE)]
     rate = trial["times"] * first_rate(trial["size"], trial["windows"] * RANKS)
     given = {name: trial[name] for name in ("optimizer", "size", "windows", "steps", "seed")}
@@ -209,6 +205,9 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--text", default="", help="folder of *.txt files; Python's library if empty")
     parser.add_argument("--timeout", type=int, default=7200, help="seconds of one trial")
     parser.add_argument("--no-check", dest="check", action="store_false", help="do not measure links before a trial")
+    parser.add_argument(
+        "--no-idle-restart", dest="idle_restart", action="store_false", help="let no connection begin slowly again"
+    )
     parser.add_argument("--list", action="store_true", help="say which trials are done, and carry out none")
     parser.add_argument("--table", action="store_true", help="print the table, and carry out none")
     options = parser.parse_args(argv)

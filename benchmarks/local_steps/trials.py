@@ -111,6 +111,7 @@ OF_LOCAL_MUON = tuple(
         "muloco and momentum": f"LocalSteps({_OF_MULOCO}, states=(OptimizerState(name='momentum_buffer', period=30),))",
         "des_loc H10, momentum": f"des_loc(period=10, {_MOMENTUM})",
         "muloco in 2 bits": "muloco(averaging=sigma2(decay=0.9))",
+        "muloco in 2 bits, undecayed": "muloco(averaging=sigma2)",
         "muloco H60 in 4 bits": "muloco(period=60, averaging=int4)",
         "local_sgd H10": "local_sgd(period=10)",
         "des_loc H5, momentum, 3 late, coded": f"des_loc(period=5, {_MOMENTUM}, delay_steps=3, averaging=int4, "
