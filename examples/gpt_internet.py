@@ -36,8 +36,7 @@ from pliant_bench.lab.tasks import LabTask
 from pliant_bench.lab.training import rate_factor
 
 PLANS = {
-    "Muon": "des_loc(period={period}, first=1, first_states=('momentum_buffer',), second_states=(), "
-    "delay_steps={delay_steps}, averaging=int4, of_states=bytegrad)",
+    "Muon": "local_momentum(period={period}, delay_steps={delay_steps}, averaging=int4, of_momentum=bytegrad)",
     "AdamW": "streaming_diloco(period={period}, fragments=3, delay_steps={delay_steps}, total_steps={steps})",
 }
 """Optimizer -> what sites exchange, which arrives some steps later: with Muon changes of weights in 4 bits, and the

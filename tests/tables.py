@@ -147,6 +147,7 @@ GIVEN = {
     "des_loc-delayed": p.des_loc(4, first=1, second=2, delay_steps=3, of_states=p.bf16()),
     "des_loc-warm": p.after(3, p.allreduce(), then=p.des_loc(2, second=3)),
     "mt_dao": p.mt_dao(3),
+    "local_momentum": p.local_momentum(4, delay_steps=3, averaging=p.int4(), of_momentum=p.bytegrad()),
     "bounded_staleness": p.bounded_staleness(0),
     "stale-free": p.bounded_staleness(2),
     "stale-coded": p.bounded_staleness(0, codec=c.Sign()),
@@ -188,7 +189,10 @@ def sampled(names):
 def optimizer_for(name: str, parameters, lr: float = 0.05) -> torch.optim.Optimizer:
     if name == "onebit_adam":
         return p.OneBitAdam(parameters, lr=1e-2, warmup_steps=3)
-    if name in ROWS and averaged_states(ROWS[name]):
+    states = averaged_states(ROWS[name]) if name in ROWS else ()
+    if {state.name for state in states} == {"momentum_buffer"}:
+        return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+    if states:
         return p.SlowAdamW(parameters, lr=1e-2, eps=1e-3)  # a mean or a code of exp_avg alone may be large beside 1e-8
     return torch.optim.SGD(
         parameters, lr=3e-3 if name == "decoupled_momentum" else lr

@@ -231,22 +231,23 @@ def test_trainings_become_rows_of_the_planners_table(load, monkeypatch, folder, 
     """Each at its own best rate, of three seeds, over all-reduce with the same optimizer; without it there is none."""
     trials, job, out = load("trials"), load("measure"), tmp_path / "out"
     late, acco = trials.Arm(name="late", algorithm="delayed"), next(arm for arm in trials.OTHERS if arm.loop_steps > 1)
-    arms = (*trials.BASELINES, trials.MAIN[0], trials.MAIN[1], trials.MAIN[2], trials.MAIN[4], late, acco)
+    arms = (*trials.BASELINES, *trials.MAIN[:3], trials.MAIN[4], trials.LOCAL_MOMENTUM, late, acco)
     cell = trials.Cell(size="0.06M")
     listed = [*trials.in_cell(arms, cell), *trials.in_cell((trials.MAIN[3],), cell, (0, 1))]
     monkeypatch.setattr(job, "read", lambda path: listed)
     monkeypatch.setattr(job, "RankProcesses", NoProcesses)
     monkeypatch.setattr(NoProcesses, "curve", staticmethod(lagging))
     job.main(["--out", str(out), "--text", folder])
-    monkeypatch.setattr(load("ratios"), "read", lambda: listed)
+    monkeypatch.setattr(load("ratios"), "read", lambda path: listed)
     capsys.readouterr()
     load("ratios").main([str(out)])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert {line["family"] for line in lines} == {"muloco", "local", "des_loc"}
+    assert {line["family"] for line in lines} == {"muloco", "local", "des_loc", "local_momentum"}
     found = {(row["family"], row["optimizer"]): row for row in fitted(lines)}
     size = {"ranks": 4, "parameters": 60_000, "steps": 1000, "limit": 1.25, "tasks": 1}
-    assert found.keys() == {("muloco", "Muon"), ("local", "AdamW")}  # of des_loc there are two seeds
-    for key, ratio in ((("muloco", "Muon"), 1.1), (("local", "AdamW"), None)):
+    wanted = {("muloco", "Muon"): 1.1, ("local_momentum", "Muon"): 1.2, ("local", "AdamW"): None}
+    assert found.keys() == wanted.keys()  # of des_loc there are two seeds
+    for key, ratio in wanted.items():
         assert found[key].items() >= {**size, "ratio": ratio, "highest": ratio}.items()
     path = tmp_path / "table.json"
     path.write_text(json.dumps({"rows": list(found.values())}))

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from page import Cells, Row, find, rows
 from rates import Trainings
-from trials import ADAMW_DDP, Record, read
+from trials import ADAMW_DDP, LIST, LOCAL_MUON_LIST, Record, read
 
 from pliant.algorithms import ALGORITHMS, parse
 from pliant.planner.compositions import searched_genes
@@ -74,7 +74,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, help="file that measure.py has written")
     given = parser.parse_args(argv)
-    for line in lines(rows(read(), Trainings(given.results))):
+    trials = [trial for path in (LIST, LOCAL_MUON_LIST) for trial in read(path) if trial["kind"] != "borrowed"]
+    for line in lines(rows(trials, Trainings(given.results))):
         print(json.dumps(line))
 
 

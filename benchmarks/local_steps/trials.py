@@ -17,6 +17,7 @@ The second list compares what travels in every step with Muon: gradients in few 
 name, gradients of at most 8192 elements are averaged exactly, which at 0.06 M are those of all square matrices.
 
 The third list asks what local steps with Muon should exchange: changes of weights in fewer bits, and Muon's momentum.
+Its `local_momentum` has rates of its own too.
 """
 
 import json
@@ -119,6 +120,8 @@ OF_LOCAL_MUON = tuple(
         "local_sgd H5, 3 late, coded": "local_sgd(period=5, delay_steps=3, averaging=int4)",
     }.items()
 )
+LOCAL_MOMENTUM = Arm(name="local_momentum H10", algorithm=f"des_loc(period=10, {_MOMENTUM})", optimizer="Muon")
+"""The third list's arm that kept most, at its own best rate."""
 ON_DEVICE = Cell(size="125M", windows=128, steps=500)
 
 
@@ -195,6 +198,7 @@ def listed_of_local_muon() -> list[Record]:
     """Return the trials of the third list: arms at the rate of `muloco`, beside what they are compared with."""
     found = in_cell((*BASELINES, MULOCO), BASE)
     found += [record("borrowed", arm, BASE, seed) for seed in SEEDS for arm in OF_LOCAL_MUON]
+    found += [*in_cell((LOCAL_MOMENTUM,), BASE), *in_cell((MUON_DDP, LOCAL_MOMENTUM), replace(BASE, steps=250))]
     return [trial for trial in found if trial["kind"] != "tuned"]
 
 

@@ -83,6 +83,7 @@ from .algorithms.momenta import (
 )
 from .algorithms.optimizer_states import (
     des_loc as des_loc,
+    local_momentum as local_momentum,
     mt_dao as mt_dao,
 )
 from .algorithms.outer import (

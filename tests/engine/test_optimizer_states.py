@@ -100,6 +100,12 @@ def steps_when_equal(found, key):
 
 PERIODS = {
     "des_loc": (pliant.des_loc(2, second=2), adamw, {"exp_avg": [6, 12], "exp_avg_sq": [4, 8, 12]}),
+    "local_momentum": (pliant.local_momentum(4), momentum, {"momentum_buffer": [4, 8, 12]}),
+    "local_momentum of Muon": (
+        pliant.local_momentum(4),
+        muon_and_adamw,
+        {"momentum_buffer": [4, 8, 12], "exp_avg": [], "exp_avg_sq": []},
+    ),
     "more often than weights": (
         LocalSteps(period=6, states=(OptimizerState(name="momentum_buffer", period=3),)),
         momentum,

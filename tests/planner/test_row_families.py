@@ -15,7 +15,7 @@ THREE = Topology(hosts=tuple(Host(name=f"h{k}", send_bytes_per_s=1e7, receive_by
 ROWS = {name: row for name, row in ALGORITHMS.items() if row.grid is not None}
 LOCAL_STEPS = {
     *("streaming_diloco", "sparse_loco", "pulse_loco", "delayed_nesterov", "decoupled_diloco", "muloco", "no_loco"),
-    *("des_loc", "mt_dao"),
+    *("des_loc", "mt_dao", "local_momentum"),
 }
 OPTIMIZERS = ("SGD", "AdamW", "Muon", "AdamW and Muon", "SlowAdamW", "OneBitAdam")
 
@@ -55,8 +55,10 @@ def test_who_needs_which_optimizer():
     needs = {name: fitting(all_of(family_name(name))[0]) for name in ROWS}
     assert needs["muloco"] == ["Muon", "AdamW and Muon"]
     assert needs["mt_dao"] == ["SlowAdamW"]
+    assert needs["local_momentum"] == ["SGD", "Muon", "AdamW and Muon"]
     assert "SGD" not in needs["des_loc"]
-    assert all(needs[name] == list(OPTIMIZERS) for name in ROWS.keys() - {"muloco", "mt_dao", "des_loc"})
+    some = {"muloco", "mt_dao", "des_loc", "local_momentum"}
+    assert all(needs[name] == list(OPTIMIZERS) for name in ROWS.keys() - some)
 
 
 def test_owners_that_step_with_estimates_are_not_exact_and_have_small_parameters_as_well():

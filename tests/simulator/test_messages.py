@@ -56,6 +56,7 @@ GROWTH = {
     **dict.fromkeys(("diloco", "pier"), lambda n: ring(n) / 32),
     "des_loc": lambda n: (1 + 1 / 3 + 1 / 6) * ring(n) / 32,
     "mt_dao": lambda n: 3 * ring(n) / 32,
+    "local_momentum": lambda n: 2 * ring(n) / 10,
     "no_loco": lambda n: 1 / 50,
     "streaming_diloco": lambda n: owners(n) / 8,
     "sparse_loco": lambda n: few(n) / 30,

@@ -23,6 +23,7 @@ ELASTIC_ARMS = (
     "pulse_loco",
     "des_loc",
     "mt_dao",
+    "local_momentum",
     "async_average",
     "delayed_nesterov",
     "no_loco",

@@ -65,7 +65,7 @@ PLIANT_ARMS = (
 """What jobs over all algorithms draw from: each row of the registry; fp16 is as bf16, muloco needs two optimizers."""
 LATER_ARMS = (
     *("acco", "chunktopk", "decoupled_diloco", "delayed_nesterov", "des_loc", "dion", "ef21_muon", "halos", "mt_dao"),
-    *("no_loco", "pulse_loco", "sigma2"),
+    *("local_momentum", "no_loco", "pulse_loco", "sigma2"),
 )
 """Rows that came after the lists of jobs that are committed, whose numbers results name; a new list takes them in."""
 LISTED_ARMS = tuple(arm for arm in PLIANT_ARMS if arm not in LATER_ARMS)

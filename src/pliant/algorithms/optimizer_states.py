@@ -5,9 +5,9 @@ from typing import Any
 
 from pliant.algorithms.inputs import AlgorithmLike, HasGroups, averaging_of
 from pliant.spec import LocalSteps, OptimizerState
-from pliant.spec.optimizer_state import FIRST_MOMENT, SECOND_MOMENT
+from pliant.spec.optimizer_state import FIRST_MOMENT, MOMENTUM, SECOND_MOMENT
 
-__all__ = ["des_loc", "moments_of", "mt_dao", "require_slow_momentum"]
+__all__ = ["des_loc", "local_momentum", "moments_of", "mt_dao", "require_slow_momentum"]
 
 
 def des_loc(
@@ -69,6 +69,39 @@ def mt_dao(period: int = 32, *, averaging: AlgorithmLike | None = None) -> Local
     return des_loc(period, first=1, second=1, averaging=averaging)
 
 
+def local_momentum(
+    period: int = 10,
+    *,
+    delay_steps: int = 0,
+    averaging: AlgorithmLike | None = None,
+    of_momentum: AlgorithmLike | None = None,
+) -> LocalSteps:
+    """Average weights and the momentum of Muon or SGD every `period` steps.
+
+    Of SGD it is PR-SGD-Momentum (Yu, Jin and Yang, ICML 2019, arXiv:1905.03817). It is `des_loc` with Ku = Kx, and
+    without second moments: of AdamW beside Muon, as for embeddings, nothing but weights is averaged.
+
+    Args:
+        period: Steps from one mean of weights, and of momenta, to the next.
+        delay_steps: How many steps later both are used, while steps go on.
+        averaging: An algorithm that averages changes of weights at once; exact if None.
+        of_momentum: The same for the momentum: one that keeps nothing, such as bytegrad().
+
+    >>> [(state.name, state.period) for state in local_momentum(5).states]
+    [('momentum_buffer', 5)]
+
+    """
+    return des_loc(
+        period,
+        first=1,
+        first_states=(MOMENTUM,),
+        second_states=(),
+        delay_steps=delay_steps,
+        averaging=averaging,
+        of_states=of_momentum,
+    )
+
+
 def moments_of(optimizer: HasGroups) -> Mapping[str, Any]:
     """Return the names under which an optimizer keeps its moments, as settings of `des_loc`.
 
@@ -78,7 +111,7 @@ def moments_of(optimizer: HasGroups) -> Mapping[str, Any]:
     """
     groups = optimizer.param_groups
     first = [FIRST_MOMENT] if any("betas" in group for group in groups) else []
-    first += ["momentum_buffer"] if any(group.get("momentum") for group in groups) else []
+    first += [MOMENTUM] if any(group.get("momentum") for group in groups) else []
     second = [SECOND_MOMENT] if any("betas" in group for group in groups) else []
     second += ["max_exp_avg_sq"] if any(group.get("amsgrad") for group in groups) else []
     if not first:

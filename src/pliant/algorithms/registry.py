@@ -169,6 +169,12 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
             optimizers=("SlowAdamW",),
             grid={"period": _PERIODS},
         ),
+        **_rows(
+            "optimizer_states",
+            "local_momentum",
+            optimizers=("Muon", "SGD"),
+            grid={"period": (5, 10, 30), "averaging": _AVERAGES},
+        ),
         **_rows("weights", "post_local_sgd", example="post_local_sgd(warmup_steps=100)"),
         **_rows("sharding", "sharded", example="sharded(gradients=int4, weights=differences(int4))"),
         **_rows("combinators", "every", example="every(2, qsgd)"),
