@@ -113,6 +113,17 @@ def test_an_idle_connection_begins_slowly_unless_told_otherwise(job, tmp_path):
             assert trial["idle_restart"] is not no_restart
 
 
+def test_the_recipe_may_have_another_plan(job, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(_FOLDER.parents[1] / "examples"))
+    recipe = importlib.import_module("gpt_internet")
+    plan = "muloco(fragments=3, delay_steps=8, averaging=int4)"
+    options = job.options_of(["--out", "F", "--plan", plan, "--times", "1"])
+    for trial in job.listed(options, 5):
+        words = job.command(trial, options, tmp_path)
+        given = recipe.parsed(words[words.index("--") + 3 :])
+        assert (given.plan == plan) == (trial["plan"] == plan) == (trial["arm"] == "recipe")
+
+
 def test_a_target_below_the_curve_is_not_reached(job):
     curve = [(15, 10.0, 20.0), (45, 20.0, 10.0)]
     assert job.time_to(25.0, curve) == 10.0

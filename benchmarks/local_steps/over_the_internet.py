@@ -54,7 +54,7 @@ PERIOD = 30
 RANKS = 4
 TARGET_SHARE = 0.8
 KEY = ("kind", "arm", "optimizer", "bucket_mb", "times", "period", "delay_steps")
-KEY += ("seed", "size", "windows", "steps", "scale", "idle_restart")
+KEY += ("seed", "size", "windows", "steps", "scale", "idle_restart", "plan")
 
 
 class Trials(Book):
@@ -66,7 +66,7 @@ class Trials(Book):
 def listed(options: argparse.Namespace, bucket_mb: int) -> Iterator[Record]:
     """Yield all trials, in their order; those of data parallelism have the chosen bucket size."""
     given = {name: getattr(options, name) for name in ("seed", "size", "windows", "scale", "idle_restart")}
-    shared = {"optimizer": "Muon", "bucket_mb": 0, "times": 1.0, "period": 0, "delay_steps": 0, **given}
+    shared = {"optimizer": "Muon", "bucket_mb": 0, "times": 1.0, "period": 0, "delay_steps": 0, "plan": "", **given}
     short = {**shared, "steps": min(SHORT_STEPS, options.steps)}
     yield {**short, "kind": "alone", "arm": "alone"}
     for size_mb in BUCKETS_MB:
@@ -77,7 +77,8 @@ def listed(options: argparse.Namespace, bucket_mb: int) -> Iterator[Record]:
         if arm in EVERY_STEP:
             of_arm |= {"steps": options.steps, "bucket_mb": bucket_mb}
             all_times = options.ddp_times or options.times
-        periods, delays = (options.period, options.delay_steps) if arm == "recipe" else ([0], [0])
+        of_arm["plan"] = options.plan if arm == "recipe" else ""
+        periods, delays = (options.period, options.delay_steps) if arm == "recipe" and not options.plan else ([0], [0])
         for times, period, delay in itertools.product(all_times, periods, delays):
             yield {**of_arm, "times": times, "period": period, "delay_steps": delay}
 
@@ -103,7 +104,9 @@ def command(trial: Record, options: argparse.Namespace, folder: Path) -> list[st
         plan = replace(plan_of(EVERY_STEP[trial["arm"]]), bucket_bytes=trial["bucket_mb"] << 20)
         save(plan, folder / "plan.json")
         given["plan"] = folder / "plan.json"
-    if trial["arm"] == "recipe":
+    if trial["plan"]:
+        given["plan"] = trial["plan"]
+    elif trial["arm"] == "recipe":
         given |= {"period": trial["period"], "delay-steps": trial["delay_steps"]}
     if trial["arm"] == "alone":
         given["plan"] = f"local_sgd({2 * trial['steps']})"
@@ -200,6 +203,7 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--longer", type=float, default=1.0, help="times the steps for arms with local steps")
     parser.add_argument("--period", type=int, nargs="+", default=[5], help="of the recipe, in steps")
     parser.add_argument("--delay-steps", type=int, nargs="+", default=[3], help="of the recipe")
+    parser.add_argument("--plan", default="", help="of the recipe, in the place of its own; judged as if every 30 steps")
     parser.add_argument("--connections", default="auto", help="of Pliant's arms")
     parser.add_argument("--judge-every", type=int, default=PERIOD, help="steps between two perplexities")
     parser.add_argument("--text", default="", help="folder of *.txt files; Python's library if empty")
