@@ -203,7 +203,9 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--longer", type=float, default=1.0, help="times the steps for arms with local steps")
     parser.add_argument("--period", type=int, nargs="+", default=[5], help="of the recipe, in steps")
     parser.add_argument("--delay-steps", type=int, nargs="+", default=[3], help="of the recipe")
-    parser.add_argument("--plan", default="", help="of the recipe, in the place of its own; judged as if every 30 steps")
+    parser.add_argument(
+        "--plan", default="", help="of the recipe, in the place of its own; judged as if every 30 steps"
+    )
     parser.add_argument("--connections", default="auto", help="of Pliant's arms")
     parser.add_argument("--judge-every", type=int, default=PERIOD, help="steps between two perplexities")
     parser.add_argument("--text", default="", help="folder of *.txt files; Python's library if empty")
