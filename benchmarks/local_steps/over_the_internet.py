@@ -77,8 +77,11 @@ def listed(options: argparse.Namespace, bucket_mb: int) -> Iterator[Record]:
         if arm in EVERY_STEP:
             of_arm |= {"steps": options.steps, "bucket_mb": bucket_mb}
             all_times = options.ddp_times or options.times
-        of_arm["plan"] = options.plan if arm == "recipe" else ""
-        periods, delays = (options.period, options.delay_steps) if arm == "recipe" and not options.plan else ([0], [0])
+        periods, delays = [0], [0]
+        if arm == "recipe" and options.plan:
+            of_arm["plan"] = options.plan
+        elif arm == "recipe":
+            periods, delays = options.period, options.delay_steps
         for times, period, delay in itertools.product(all_times, periods, delays):
             yield {**of_arm, "times": times, "period": period, "delay_steps": delay}
 

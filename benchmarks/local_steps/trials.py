@@ -105,12 +105,14 @@ OF_MUON = (
 )
 _MOMENTUM = "first=1, first_states=('momentum_buffer',), second_states=()"
 _OF_MULOCO = "period=30, outer=Outer(lr=0.7, momentum=0.6), inner_optimizer='Muon'"
+LOCAL_MOMENTUM = Arm(name="local_momentum H10", algorithm=f"des_loc(period=10, {_MOMENTUM})", optimizer="Muon")
+"""The third list's arm that kept most, at its own best rate."""
 OF_LOCAL_MUON = tuple(
     Arm(name=name, algorithm=algorithm, optimizer="Muon")
     for name, algorithm in {
         "muloco in 4 bits": "muloco(averaging=int4)",
         "muloco and momentum": f"LocalSteps({_OF_MULOCO}, states=(OptimizerState(name='momentum_buffer', period=30),))",
-        "des_loc H10, momentum": f"des_loc(period=10, {_MOMENTUM})",
+        "des_loc H10, momentum": LOCAL_MOMENTUM.algorithm,
         "muloco in 2 bits": "muloco(averaging=sigma2(decay=0.9))",
         "muloco in 2 bits, undecayed": "muloco(averaging=sigma2)",
         "muloco H60 in 4 bits": "muloco(period=60, averaging=int4)",
@@ -120,8 +122,6 @@ OF_LOCAL_MUON = tuple(
         "local_sgd H5, 3 late, coded": "local_sgd(period=5, delay_steps=3, averaging=int4)",
     }.items()
 )
-LOCAL_MOMENTUM = Arm(name="local_momentum H10", algorithm=f"des_loc(period=10, {_MOMENTUM})", optimizer="Muon")
-"""The third list's arm that kept most, at its own best rate."""
 ON_DEVICE = Cell(size="125M", windows=128, steps=500)
 
 

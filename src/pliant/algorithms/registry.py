@@ -156,7 +156,7 @@ ALGORITHMS: Mapping[str, Row] = MappingProxyType(
         **_rows("regions", "halos"),
         **_rows("outer", "pier", example="pier(total_steps=3200)"),
         **_rows(
-            *("optimizer_states", "des_loc"), from_optimizer=moments_of, optimizers=("Adam",), grid={"period": _PERIODS}
+            "optimizer_states", "des_loc", from_optimizer=moments_of, optimizers=("Adam",), grid={"period": _PERIODS}
         ),
         **_rows(
             "optimizer_states",
