@@ -17,6 +17,7 @@ from waiting import until
 
 WARMUP = 8
 PIER = pliant.pier(40, 4, warmup_steps=WARMUP, outer_momentum=0.6)
+CODED = pliant.pier(40, 4, warmup_steps=WARMUP, outer_momentum=0.6, first=pliant.int4())
 EXACT = pliant.after(WARMUP, pliant.allreduce(), then=PIER.then)
 
 
@@ -117,21 +118,22 @@ def test_what_gathers_in_an_exact_warm_up_changes_and_sends_nothing(around, step
         assert here[0] > 0
 
 
-def test_a_momentum_takes_the_changes_of_the_periods_of_a_warm_up():
+@pytest.mark.parametrize("what", [PIER, CODED], ids=["exact", "coded"])
+def test_a_momentum_takes_the_changes_of_the_periods_of_a_warm_up(what):
     def body(place):
-        seen, _, momentum = trained(place, PIER, WARMUP)
+        seen, _, momentum = trained(place, what, WARMUP)
         start = weights(new_ddp(place))
-        mu = PIER.then.outer.momentum_at(0)
+        mu = what.then.outer.momentum_at(0)
         wanted = mu * (start - seen[3]) + seen[3] - seen[7]
         torch.testing.assert_close(momentum, wanted)
         assert momentum.norm() > 0
         # The first round finds it, and falls to what is set for the step.
-        seen, _, later = trained(place, PIER, WARMUP + 4)
-        mu = PIER.then.outer.momentum_at(WARMUP + 4)
-        assert mu < PIER.then.outer.momentum
+        seen, _, later = trained(place, what, WARMUP + 4)
+        mu = what.then.outer.momentum_at(WARMUP + 4)
+        assert mu < what.then.outer.momentum
         change = later - mu * wanted
         torch.testing.assert_close(seen[-1], seen[WARMUP - 1] - 0.7 * (change + mu * later))
-        _, _, without = trained(place, EXACT, WARMUP + 4)
+        _, _, without = trained(place, pliant.after(WARMUP, what.first, then=what.then), WARMUP + 4)
         assert (later - without).norm() > 0.1 * later.norm()
 
     pliant.run_world(2, body, timeout_s=60)

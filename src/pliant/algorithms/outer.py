@@ -98,6 +98,7 @@ def pier(
     outer_lr: float | None = None,
     outer_momentum: float | None = None,
     last_momentum: float | None = None,
+    first: AlgorithmLike | None = None,
     averaging: AlgorithmLike | None = None,
     num_ranks: int = 4,
 ) -> After:
@@ -108,10 +109,11 @@ def pier(
     Args:
         total_steps: Steps of the whole training.
         period: Steps from one exchange to the next.
-        warmup_steps: Steps with exact gradients; a tenth of all if None.
+        warmup_steps: Steps in which gradients are exchanged; a tenth of all if None.
         outer_lr: As for `diloco`.
         outer_momentum: The momentum until the end of the warm-up; as for `diloco` if None.
         last_momentum: The momentum at the end of the training, to which it falls linearly; half of it if None.
+        first: How gradients are exchanged in the warm-up; exactly if None, as in the paper.
         averaging: As for `diloco`.
         num_ranks: As for `diloco`.
 
@@ -133,7 +135,8 @@ def pier(
     last = outer.momentum / 2 if last_momentum is None else last_momentum
     outer = replace(outer, momentum_points=((warmup_steps / total_steps, outer.momentum), (1.0, last)))
     then = LocalSteps(period=period, averaging=averaging_of(averaging), outer=outer)
-    return After(steps=warmup_steps, first=AllReduce(), then=then, gathers_momentum=True)
+    exchange = AllReduce() if first is None else node_of(first)
+    return After(steps=warmup_steps, first=exchange, then=then, gathers_momentum=True)
 
 
 def no_loco(
