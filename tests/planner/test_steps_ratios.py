@@ -8,6 +8,7 @@ import math
 import pytest
 
 from planner.made_up_ratios import ratio_row, table
+from pliant.autotune import Auto
 from pliant.planner import Gene, Genome, Quality, Scale, all_of, risk_of
 from pliant.planner.quality import MEASURED_STEPS_RATIO
 from pliant.planner.steps_ratios import STEPS_RATIOS_PATH, fitted_ratios, read_ratios
@@ -41,7 +42,7 @@ def judge(table):
             for n, ranks, steps, ratio in sizes
         )
     )
-    return lambda parameters, ranks: fitted_ratios(BOTH, Scale(parameters, ranks))[MULOCO]
+    return lambda parameters, ranks, steps=0: fitted_ratios(BOTH, Scale(parameters, ranks, steps))[MULOCO]
 
 
 def test_the_table_that_is_shipped_can_be_read():
@@ -106,6 +107,28 @@ def test_the_nearest_smaller_size_counts_on_at_least_as_many_ranks(judge, parame
     assert quality.ratio_of(MULOCO) == quality.ratio_of(SHORTER) == ratio
     assert quality.admits(MULOCO)
     assert not Quality(budget=ratio + 0.01, optimizer=BOTH, scale=Scale(parameters, ranks)).admits(MULOCO)
+
+
+@pytest.mark.parametrize(("steps", "ratio"), [(0, 1.1), (250, 1.1), (999, 1.1), (1000, 1.05), (100_000, 1.05)])
+def test_the_longest_row_that_is_not_longer_than_the_training_counts(judge, steps, ratio):
+    assert (judge(400_000, 4, steps).ratio, judge(400_000, 4, steps).beyond) == (ratio, "")
+    quality = Auto(quality=1.2, num_steps=steps).quality_with(BOTH, Scale(400_000, 4))
+    assert quality.ratio_of(MULOCO) == ratio
+    assert quality.admits(MULOCO)
+
+
+def test_in_trainings_shorter_than_all_that_were_measured_nothing_is_admitted(judge):
+    told = "nothing was measured on 4 ranks or more with 0.4 M parameters or fewer in 249 steps or fewer"
+    assert judge(400_000, 4, 249).beyond == told
+    assert not Quality(budget=9, optimizer=BOTH, scale=Scale(400_000, 4, 249)).admits(MULOCO)
+
+
+def test_local_steps_with_muon_are_admitted_in_a_training_as_long_as_that_which_kept_the_loss():
+    plan = Genome(Gene("local_momentum", {"period": 10, "averaging": "allreduce"}))
+    for steps, admits in ((0, False), (250, False), (1000, True), (20_000, True)):
+        quality = Quality(budget=1.1, optimizer=BOTH, scale=Scale(124_000_000, 4, steps))
+        assert all(quality.admits(gene) for gene in plan.genes) == admits
+        assert risk_of(plan, BOTH, quality.scale).loses != admits
 
 
 def test_what_is_milder_than_what_did_not_come_to_the_loss_is_not_admitted_by_one_small_model(table):

@@ -52,7 +52,8 @@ class Auto:
     probe_s: float = 2.5
     """Seconds for the measurement of the links."""
     num_steps: int = 0
-    """Optimizer steps that the training makes, if you know. Probe, trials and turns then take about a tenth of the time
+    """Optimizer steps that the training makes, if you know. Ratios that were measured in longer trainings do not count,
+    and of the others the longest do. Probe, trials and turns then take about a tenth of the time
     of those that are left, if that is less than the two limits above. Nothing is tried that is predicted to save less
     than trials cost, some 0.3 s. A change is not answered where too few are left. 0 for no such limit."""
     least_gain: float = 1.0
@@ -87,11 +88,11 @@ class Auto:
         Quality(budget=self.quality)  # which refuses what is no budget
 
     def quality_with(self, optimizer: str, scale: Scale, rejected: Set[Gene] = frozenset()) -> Quality:
-        """Return the limit of what may be tried with an optimizer at a scale, but for what was rejected."""
+        """Return the limit of what may be tried with an optimizer at a scale, which gets these options' steps."""
         return Quality(
             budget=self.quality,
             optimizer=optimizer,
-            scale=scale,
+            scale=scale._replace(steps=self.num_steps),
             unmeasured=self.unmeasured,
             rejected=rejected,
             equal_weights=self.equal_weights,

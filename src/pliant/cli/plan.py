@@ -88,6 +88,7 @@ def plan(
     seed: Annotated[int, typer.Option(help="Of the plans that are drawn.")] = 0,
     optimizer: _OptimizerOption = "",
     unmeasured: _UnmeasuredOption = False,
+    steps: Annotated[int, typer.Option(min=0, help="It makes; ratios of longer trainings do not count.")] = 0,
     tuned_for: _TunedForOption = 0,
     sharded: _ShardedOption = 0,
     machine: inputs.MachineOption = "",
@@ -106,7 +107,7 @@ def plan(
     network = _network(earlier, topology, hosts, ranks, rate, delay, machine)
     known, whose = _overheads(earlier, overheads, machine, training, network, staged=staged)
     within = quality if quality is not None else 1.0 if error_budget is None else math.inf
-    scale, slowdown = Scale.of(training, network), inputs.slowdown_of(training, network)
+    scale, slowdown = Scale.of(training, network, steps), inputs.slowdown_of(training, network)
     allowed = Quality(budget=within, optimizer=optimizer, scale=scale, unmeasured=unmeasured or errors)
     space = Space(training, network, allowed, error_budget, combined=True)
 
@@ -119,10 +120,18 @@ def plan(
     seeds = measured_genomes(optimizer, scale) | named_genomes() | space.baselines
     if not training.is_sharded:  # menus are of whole models
         seeds |= error_budget_seeds(training, space.quality, step_s, budget=error_budget)
-    least_s = LeastTimes(training, network, known)
+    least_s, few = LeastTimes(training, network, known), candidates // 5
     found = search_predicted(space, steps_s, seeds, candidates, seed, least_s=least_s)
     points = frontier(
-        training, network, optimizer, steps_s, candidates=candidates // 5, seed=seed, least_s=least_s, combined=True
+        training,
+        network,
+        optimizer,
+        steps_s,
+        quality=allowed,
+        candidates=few,
+        seed=seed,
+        least_s=least_s,
+        combined=True,
     )
     best = replace(found[0][0].plan("planned"), provenance=_provenance(within, error_budget, seed))
     predicted = simulate(best, training, network, overheads=known, slowdown=slowdown)
@@ -264,12 +273,7 @@ def _show(
     for k, (genes, seconds) in enumerate(rows):
         ratio = space.quality.factor(genes)
         of = f"{seconds / found[0][1]:.2f}x"
-        table.add_row(
-            str(k + 1) if k < _SHOWN else "",
-            format_time(seconds / ratio),
-            f"{ratio:.2f}x",
-            of,
-            names.get(genes, genes.summary),
-        )
+        place, name = str(k + 1) if k < _SHOWN else "", names.get(genes, genes.summary)
+        table.add_row(place, format_time(seconds / ratio), f"{ratio:.2f}x", of, name)
     Console().print(table)
     return rows

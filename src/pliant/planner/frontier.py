@@ -144,15 +144,17 @@ def frontier(
         topology: Hosts and links.
         optimizer: Name of its class, such as 'AdamW', or of all, as in 'AdamW and Muon'.
         step_s: Predicts step times.
-        quality: Ratios that were measured on the user's own training, and what is rejected; its budget is not used.
+        quality: Ratios that were measured on the user's own training, its steps, and what is rejected; its budget is
+            not used.
         candidates: Plans to predict for each point.
         seed: Seed of the plans that are drawn.
         least_s: Least step time of a plan, in s; one that cannot be better than the best so far is not predicted.
         combined: Whether nodes around others and small parameters apart are drawn as well, as `Space` says.
 
     """
-    scale = Scale.of(workload, topology)
-    base = replace(quality or Quality(), optimizer=optimizer, unmeasured=True, scale=scale)
+    quality = quality or Quality()
+    scale = Scale.of(workload, topology, quality.scale.steps)
+    base = replace(quality, optimizer=optimizer, unmeasured=True, scale=scale)
     genes = searched_genes(base.ratios, combined=combined, racks=bool(topology.racks))
     losing = frozenset(gene for gene in genes if is_losing(gene, optimizer, scale))
     measured = measured_genomes(optimizer, scale)

@@ -34,11 +34,13 @@ class Scale(NamedTuple):
     """Elements of all parameters; 0 where they are not known, and then rows of models of a known size do not count."""
     ranks: int = 0
     """Ranks that train; 0 where they are not known, and then the rows of the fewest count."""
+    steps: int = 0
+    """Steps of the whole training; 0 where they are not known, and then the worst of all lengths counts."""
 
     @classmethod
-    def of(cls, workload: Workload, topology: Topology) -> Self:
-        """Return the size of a workload on all ranks of a topology."""
-        return cls(workload.numel, topology.num_ranks)
+    def of(cls, workload: Workload, topology: Topology, steps: int = 0) -> Self:
+        """Return the size of a training of so many steps, or of any number, on all ranks of a topology."""
+        return cls(workload.numel, topology.num_ranks, steps)
 
 
 UNKNOWN_SCALE = Scale()
@@ -119,8 +121,10 @@ def fitted_ratios(optimizer: str, scale: Scale = UNKNOWN_SCALE) -> Mapping[Gene,
 
     A row counts for models that are at least as large, since published trainings say that relaxations cost no more on
     them. It counts for at most as many ranks where ranks' weights differ, and for any number where all ranks add up
-    gradients in each step, whose errors more ranks average. Of those that count, the nearest in size is taken, then the
-    nearest in ranks, then the worst. Where none counts, one of most ranks says why, as `beyond`.
+    gradients in each step, whose errors more ranks average. It counts for trainings that are at least as long, since
+    relaxations cost most at the beginning. Of those that count, the nearest in size is taken, then the nearest in
+    ranks, then the longest if the training's length is known, then the worst. Where none counts, one of most ranks says
+    why, as `beyond`.
 
     Args:
         optimizer: Class, such as 'AdamW', or classes, such as 'AdamW and Muon', which count as 'Muon'.
@@ -159,8 +163,16 @@ def _measured_as(optimizer: str) -> str:
 
 def _judging(gene: Gene, rows: Sequence[FittedRatio], scale: Scale) -> FittedRatio:
     least = scale.ranks if gene.exchange.weights_may_diverge else 0
-    counting = [row for row in rows if row.parameters <= scale.parameters and least <= row.ranks]
+    most = scale.steps or math.inf
+    counting = [r for r in rows if r.parameters <= scale.parameters and least <= r.ranks and r.steps <= most]
     if counting:
-        return min(counting, key=lambda row: (-row.parameters, abs(row.ranks - scale.ranks), -row.highest, -row.ratio))
+        return min(counting, key=lambda row: _farness(row, scale))
     ours = f"{scale.ranks} ranks or more with {scale.parameters / 1e6:.3g} M parameters or fewer"
+    ours += f" in {scale.steps:,} steps or fewer" if scale.steps else ""
     return replace(max(rows, key=lambda row: (row.ranks, -row.parameters)), beyond=f"nothing was measured on {ours}")
+
+
+def _farness(row: FittedRatio, scale: Scale) -> tuple[float, ...]:
+    """Return what is least for the row that is nearest to a training, and among equally near ones for the worst."""
+    length = -row.steps if scale.steps else 0
+    return -row.parameters, abs(row.ranks - scale.ranks), length, -row.highest, -row.ratio
