@@ -120,18 +120,10 @@ def plan(
     seeds = measured_genomes(optimizer, scale) | named_genomes() | space.baselines
     if not training.is_sharded:  # menus are of whole models
         seeds |= error_budget_seeds(training, space.quality, step_s, budget=error_budget)
-    least_s, few = LeastTimes(training, network, known), candidates // 5
-    found = search_predicted(space, steps_s, seeds, candidates, seed, least_s=least_s)
+    least, few = LeastTimes(training, network, known), candidates // 5
+    found = search_predicted(space, steps_s, seeds, candidates, seed, least_s=least)
     points = frontier(
-        training,
-        network,
-        optimizer,
-        steps_s,
-        quality=allowed,
-        candidates=few,
-        seed=seed,
-        least_s=least_s,
-        combined=True,
+        training, network, optimizer, steps_s, quality=allowed, candidates=few, seed=seed, least_s=least, combined=True
     )
     best = replace(found[0][0].plan("planned"), provenance=_provenance(within, error_budget, seed))
     predicted = simulate(best, training, network, overheads=known, slowdown=slowdown)
