@@ -88,6 +88,17 @@ def test_local_steps_are_planned_with_the_optimizer_that_they_were_measured_with
     assert "Left out: " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("steps", [999, 1000])
+def test_what_was_measured_in_a_longer_training_is_not_planned(tmp_path, table, steps):
+    gene, out = Gene("muloco", {"period": 60, "fragments": 4, "delay_steps": 2, "averaging": "int4"}), tmp_path / "p"
+    table(ratio_row(gene, "Muon", 1.02, 1.04, tasks=1, parameters=400_000, steps=1000, limit=1.25))
+    call("100mbit", quality=1.1, optimizer="Muon", steps=steps, out=out, json_file=tmp_path / "all.json")
+    counts = steps == 1000
+    assert all(is_exact(rule.exchange) != counts for rule in load(SyncPlan, out).rules)
+    told = json.dumps(json.loads((tmp_path / "all.json").read_text())["frontier"])
+    assert ("1.02 times the steps, measured with" in told) == counts
+
+
 def test_the_same_seed_finds_the_same_plan(tmp_path):
     paths = [tmp_path / "one.json", tmp_path / "two.json"]
     for path in paths:

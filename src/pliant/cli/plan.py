@@ -88,7 +88,9 @@ def plan(
     seed: Annotated[int, typer.Option(help="Of the plans that are drawn.")] = 0,
     optimizer: _OptimizerOption = "",
     unmeasured: _UnmeasuredOption = False,
-    steps: Annotated[int, typer.Option(min=0, help="It makes; ratios of longer trainings do not count.")] = 0,
+    steps: Annotated[
+        int, typer.Option(min=0, help="Of the training, if known; ratios of longer ones do not count.")
+    ] = 0,
     tuned_for: _TunedForOption = 0,
     sharded: _ShardedOption = 0,
     machine: inputs.MachineOption = "",
