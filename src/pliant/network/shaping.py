@@ -10,6 +10,7 @@ __all__ = [
     "burst_bytes",
     "htb_lines",
     "netem_command",
+    "packet_bytes",
     "queue_bytes",
     "tbf_command",
 ]
@@ -24,6 +25,7 @@ _MAX_BURST_BYTES = 1_250_000
 HELD_PACKETS = 100_000  # a delay line, not a queue: it must not be what drops
 _NO_LIMIT = 12.5e9  # bytes/s: more than any emulated host sends
 _TURN_BYTES = 60_000  # what a class may send before others have their turn: about one packet before segmentation
+_PACKET_S, _LEAST_PACKET, _MOST_PACKET = 0.005, 3_000, 65_536
 _FIRST_CLASS = 0x10  # numbers of classes, which tc reads as hexadecimal; 1 is for all of a host, 2 for other targets
 
 
@@ -38,6 +40,16 @@ def queue_bytes(bytes_per_s: float, round_trip_s: float = 0.0) -> int:
     With less than a round trip, a connection that halves its window after a loss leaves the link empty for a while.
     """
     return round(max(max(QUEUE_S, round_trip_s) * bytes_per_s, 2 * burst_bytes(bytes_per_s)))
+
+
+def packet_bytes(shape: HostShape) -> int:
+    """Return the most that a connection may hand to its interface in one piece: 5 ms of the slowest rate.
+
+    A network card cuts a piece of up to 64 KB into frames, but a shaper lets it pass whole. At 10 Mbit/s data would
+    arrive every 52 ms, as on no real link. Connections that are open keep what they had.
+    """
+    rates = [rate for rate in (shape.send_bytes_per_s, *(o.bytes_per_s for o in shape.outgoing)) if rate]
+    return round(min(max(_PACKET_S * min(rates, default=_NO_LIMIT), _LEAST_PACKET), _MOST_PACKET))
 
 
 def tbf_command(
