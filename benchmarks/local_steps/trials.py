@@ -115,6 +115,7 @@ OF_LOCAL_MUON = tuple(
         "des_loc H10, momentum": LOCAL_MOMENTUM.algorithm,
         "muloco in 2 bits": "muloco(averaging=sigma2(decay=0.9))",
         "muloco in 2 bits, decay 0.8": "muloco(averaging=sigma2(decay=0.8))",
+        "muloco in 2 bits, decay 0.6": "muloco(averaging=sigma2(decay=0.6))",
         "muloco in 2 bits, undecayed": "muloco(averaging=sigma2)",
         "muloco H60 in 4 bits": "muloco(period=60, averaging=int4)",
         "local_sgd H10": "local_sgd(period=10)",
