@@ -8,7 +8,7 @@ from pliant.cli.emulate import topology_from_flags
 from pliant.network.host_shape import HostShape, Outgoing, host_shapes
 from pliant.network.link_check import LinkReport, link_faults, require_links
 from pliant.network.link_flows import expected_bytes_per_s
-from pliant.network.shaping import burst_bytes, htb_lines, netem_command, packet_bytes, queue_bytes, tbf_command
+from pliant.network.shaping import burst_bytes, gso_bytes, htb_lines, netem_command, queue_bytes, tbf_command
 from pliant.spec import Host, Link, Topology
 
 
@@ -30,10 +30,10 @@ def test_a_piece_takes_five_milliseconds_of_the_slowest_rate():
     plain = HostShape(send_bytes_per_s=0.0, receive_bytes_per_s=0.0, delay_s=0.0, round_trip_s=0.0)
     slow = Outgoing(target=1, bytes_per_s=1.25e6, round_trip_s=0.0)
     free = Outgoing(target=2, bytes_per_s=0.0, round_trip_s=0.0)
-    assert packet_bytes(plain) == 65_536  # no limit: as the kernel has it
-    assert packet_bytes(replace(plain, send_bytes_per_s=2.5e6)) == 12_500
-    assert packet_bytes(replace(plain, send_bytes_per_s=2.5e6, outgoing=(slow, free))) == 6_250
-    assert packet_bytes(replace(plain, send_bytes_per_s=1e3)) == 3_000  # two frames
+    assert gso_bytes(plain) == 65_536  # no limit: as the kernel has it
+    assert gso_bytes(replace(plain, send_bytes_per_s=2.5e6)) == 12_500
+    assert gso_bytes(replace(plain, send_bytes_per_s=2.5e6, outgoing=(slow, free))) == 6_250
+    assert gso_bytes(replace(plain, send_bytes_per_s=1e3)) == 3_000  # two frames
 
 
 def test_a_shaper_goes_behind_a_delay():

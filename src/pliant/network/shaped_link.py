@@ -5,7 +5,7 @@ from pathlib import Path
 from pliant.network.delay import DelayRelay, delay_with_netem
 from pliant.network.host_shape import HostShape
 from pliant.network.namespaces import CannotEmulateError, Namespace
-from pliant.network.shaping import htb_lines, packet_bytes, tbf_command
+from pliant.network.shaping import gso_bytes, htb_lines, tbf_command
 from pliant.network.tcp_settings import TcpSettings
 
 __all__ = ["ShapedLink", "require_congestion"]
@@ -71,7 +71,7 @@ class ShapedLink:
 
     def _shape_sending(self, spec: HostShape) -> None:
         before = self._sending
-        self._host.run("ip", "link", "set", "eth0", "gso_max_size", str(packet_bytes(spec)))
+        self._host.run("ip", "link", "set", "eth0", "gso_max_size", str(gso_bytes(spec)))
         targets = tuple(o.target for o in spec.outgoing)
         command = tbf_command("eth0", spec.send_bytes_per_s, burst=self._burst, round_trip_s=spec.round_trip_s)
         self._sending = ("htb", bool(command), targets) if targets else ("tbf",) if command else ()

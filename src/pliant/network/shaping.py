@@ -8,9 +8,9 @@ __all__ = [
     "LEAST_BURST",
     "QUEUE_S",
     "burst_bytes",
+    "gso_bytes",
     "htb_lines",
     "netem_command",
-    "packet_bytes",
     "queue_bytes",
     "tbf_command",
 ]
@@ -25,7 +25,7 @@ _MAX_BURST_BYTES = 1_250_000
 HELD_PACKETS = 100_000  # a delay line, not a queue: it must not be what drops
 _NO_LIMIT = 12.5e9  # bytes/s: more than any emulated host sends
 _TURN_BYTES = 60_000  # what a class may send before others have their turn: about one packet before segmentation
-_PACKET_S, _LEAST_PACKET, _MOST_PACKET = 0.005, 3_000, 65_536
+_GSO_S, _LEAST_GSO, _MOST_GSO = 0.005, 3_000, 65_536
 _FIRST_CLASS = 0x10  # numbers of classes, which tc reads as hexadecimal; 1 is for all of a host, 2 for other targets
 
 
@@ -42,14 +42,14 @@ def queue_bytes(bytes_per_s: float, round_trip_s: float = 0.0) -> int:
     return round(max(max(QUEUE_S, round_trip_s) * bytes_per_s, 2 * burst_bytes(bytes_per_s)))
 
 
-def packet_bytes(shape: HostShape) -> int:
+def gso_bytes(shape: HostShape) -> int:
     """Return the most that a connection may hand to its interface in one piece: 5 ms of the slowest rate.
 
-    A network card cuts a piece of up to 64 KB into frames, but a shaper lets it pass whole. At 10 Mbit/s data would
-    arrive every 52 ms, as on no real link. Connections that are open keep what they had.
+    A network card cuts a piece of up to 64 KB into frames (generic segmentation offload, GSO), but a shaper lets it
+    pass whole. At 10 Mbit/s data would arrive every 52 ms, as on no real link. Connections that are open keep theirs.
     """
     rates = [rate for rate in (shape.send_bytes_per_s, *(o.bytes_per_s for o in shape.outgoing)) if rate]
-    return round(min(max(_PACKET_S * min(rates, default=_NO_LIMIT), _LEAST_PACKET), _MOST_PACKET))
+    return round(min(max(_GSO_S * min(rates, default=_NO_LIMIT), _LEAST_GSO), _MOST_GSO))
 
 
 def tbf_command(
